@@ -1,0 +1,154 @@
+"""Files, local or on any file system that Beam knows: one function an operation.
+
+Beam is imported only for URLs, so that `plan` and the launching of local jobs start at once.
+"""
+
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+Buffer = bytes | memoryview
+TEMPORARY = ".tmp"
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path is a URL such as gs://bucket/folder, for Beam's FileSystems to open."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", path) is not None
+
+
+def _beam() -> Any:
+    from apache_beam.io.filesystems import FileSystems
+
+    return FileSystems
+
+
+def join(folder: str, *names: str) -> str:
+    """The path of a file in a folder."""
+    return "/".join([folder.rstrip("/"), *names])
+
+
+def write_file(path: str, data: Buffer) -> None:
+    """Write a file so that it is there whole or not at all: under a temporary name, to the disk, then renamed."""
+    temporary = path + TEMPORARY
+    if is_remote(path):
+        with _beam().create(temporary, compression_type="uncompressed") as opened:
+            opened.write(data)
+        move_files([temporary], [path])
+        return
+    with open(temporary, "wb") as opened:
+        opened.write(data)
+        opened.flush()
+        os.fsync(opened.fileno())
+    os.replace(temporary, path)
+
+
+def open_file(path: str) -> BinaryIO:
+    """Open a file for reading bytes; seekable."""
+    if not is_remote(path):
+        return open(path, "rb")
+    opened: BinaryIO = _beam().open(path, compression_type="uncompressed")
+    return opened
+
+
+def read_file(path: str, start: int = 0, size: int = -1) -> bytes:
+    """`size` bytes of a file from `start` on; all the rest by default."""
+    with open_file(path) as opened:
+        opened.seek(start)
+        return opened.read(size) if size >= 0 else opened.read()
+
+
+def exists(path: str) -> bool:
+    """Whether there is a file (or a local folder) at `path`."""
+    return bool(_beam().exists(path)) if is_remote(path) else os.path.lexists(path)
+
+
+def list_files(folder: str) -> list[str]:
+    """The names of what lies right in a folder; folders end in a slash. Empty where there is no such folder."""
+    if is_remote(folder):
+        below = (path[len(folder.rstrip("/")) + 1 :] for path, _ in files_below(folder))
+        return sorted({head + slash for head, slash, _ in (name.partition("/") for name in below)})
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name + ("/" if entry.is_dir() else "") for entry in entries)
+    except FileNotFoundError:
+        return []
+
+
+def file_size(path: str) -> int:
+    """Bytes of a file; -1 for what is there but no regular file that can be read."""
+    if is_remote(path):
+        return int(_beam().match([path])[0].metadata_list[0].size_in_bytes)
+    try:
+        status = os.stat(path)
+    except OSError:
+        return -1
+    return status.st_size if stat.S_ISREG(status.st_mode) else -1
+
+
+def files_below(folder: str) -> Iterator[tuple[str, int]]:
+    """(path, bytes) of every file in a folder and the folders below; links to folders are followed, loops are not."""
+    if is_remote(folder):
+        for metadata in _beam().match([join(folder, "**")])[0].metadata_list:
+            yield metadata.path, metadata.size_in_bytes
+        return
+    seen = set()
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for parent, names, files in os.walk(folder, onerror=refuse, followlinks=True):
+        status = os.stat(parent)
+        if (status.st_dev, status.st_ino) in seen:
+            names.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        names.sort()
+        for name in sorted(files):
+            path = os.path.join(parent, name)
+            yield path, file_size(path)
+
+
+def make_folder(folder: str) -> None:
+    """Make a folder with all above it; no harm where it is there."""
+    if not is_remote(folder):  # object stores have no folders
+        os.makedirs(folder, exist_ok=True)
+
+
+def move_files(sources: Sequence[str], targets: Sequence[str]) -> None:
+    """Rename files, replacing what is there."""
+    if sources and is_remote(sources[0]):
+        _beam().rename(list(sources), list(targets))
+        return
+    for source, target in zip(sources, targets, strict=True):
+        os.replace(source, target)
+
+
+def delete_files(paths: Sequence[str]) -> None:
+    """Delete files; no harm where they are gone."""
+    if paths and is_remote(paths[0]):
+        _beam().delete([path for path in paths if _beam().exists(path)])
+        return
+    for path in paths:
+        Path(path).unlink(missing_ok=True)
+
+
+def delete_folder(folder: str) -> None:
+    """Delete a folder and all in it; no harm where it is gone."""
+    if is_remote(folder):
+        delete_files([path for path, _ in files_below(folder)])
+    elif os.path.lexists(folder):
+        shutil.rmtree(folder)
+
+
+def free_bytes(folder: str) -> int | None:
+    """Bytes that are free where a local folder is or would be; None for a URL."""
+    if is_remote(folder):
+        return None
+    place = Path(folder).absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free

@@ -1,0 +1,90 @@
+"""Which files are the episodes: from folders, globs and files to a sorted list, local or on any Beam file system."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from shards.errors import EpisodeError
+
+from .files import exists, file_size, files_below, is_remote
+
+SUFFIX = ".npy"
+
+
+class EpisodeFile(NamedTuple):
+    """One file: `root` + `path` opens it; `path` goes into the dataset. `size` is -1 for what is no regular file."""
+
+    root: str
+    path: str
+    size: int
+
+
+def find_episodes(inputs: Sequence[str]) -> list[EpisodeFile]:
+    """Every episode file of the inputs once, sorted by its path below the folder that all inputs share.
+
+    A folder stands for every `.npy` file below it. In a glob, `*` and `?` stay within a folder, `**` crosses them.
+    Errors: EpisodeError for an input that is not there, cannot be listed or matches nothing.
+    """
+    places = [text if is_remote(text) else os.path.abspath(text) for text in inputs]
+    if len({is_remote(place) for place in places}) > 1:
+        raise EpisodeError("inputs must be all local paths or all URLs: " + ", ".join(inputs))
+    sizes: dict[str, int] = {}
+    folders = []
+    for text, place in zip(inputs, places, strict=True):
+        folder, files = _expand(place)
+        folders.append(folder)
+        matched = dict(files)
+        if not matched:
+            raise EpisodeError(f"input {text!r} matches no {SUFFIX} file; give a folder, a file or a glob with **")
+        sizes |= matched
+    root = _common_folder(folders)
+    return sorted((EpisodeFile(root, path[len(root) :], size) for path, size in sizes.items()), key=lambda f: f.path)
+
+
+def _expand(place: str) -> tuple[str, Iterator[tuple[str, int]]]:
+    """(the folder that an input names, all its files with their sizes)."""
+    found = exists(place)
+    glob = re.search(r"[*?\[]", place)
+    if glob is not None and not found:  # a file may well be called "run[1].npy"
+        folder = place[: place.rindex("/", 0, glob.start()) + 1]
+        pattern = re.compile(glob_to_regex(place), re.DOTALL)
+        return folder, (item for item in _files_below(folder) if pattern.fullmatch(item[0]))
+    if found and not os.path.isdir(place):
+        folder = place[: place.rindex("/") + 1]
+        return folder, iter([(place, file_size(place))])
+    folder = place.rstrip("/") + "/"
+    return folder, (item for item in _files_below(folder) if item[0].endswith(SUFFIX))
+
+
+def glob_to_regex(glob: str) -> str:
+    """A glob as a regular expression for the whole path.
+
+    >>> bool(re.fullmatch(glob_to_regex("a/**/*.npy"), "a/x.npy")), bool(re.fullmatch(glob_to_regex("*"), "a/x"))
+    (True, False)
+    """
+    wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\])", glob)
+    return "".join(
+        wild.get(part) or (_charset(part) if part.startswith("[") and part.endswith("]") else re.escape(part))
+        for part in parts
+    )
+
+
+def _charset(part: str) -> str:
+    negated, inside = part.startswith("[!"), part[1:-1].removeprefix("!")
+    inside = re.sub(r"([\\\]\[^&~|])", r"\\\1", inside)
+    return f"[{'^' if negated else ''}{inside}]"
+
+
+def _files_below(folder: str) -> Iterator[tuple[str, int]]:
+    try:
+        yield from files_below(folder)
+    except OSError as error:  # Beam's errors are OSErrors too
+        raise EpisodeError(f"input {error.filename or folder!r} cannot be listed: {error.strerror or error}") from error
+
+
+def _common_folder(folders: Sequence[str]) -> str:
+    first, last = min(folders), max(folders)  # whatever these two share, all share
+    shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return first[: first.rindex("/", 0, shared) + 1]

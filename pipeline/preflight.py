@@ -1,0 +1,71 @@
+"""What is checked between the plan and the first written byte."""
+
+import os
+from pathlib import Path
+
+from shards.errors import OptionError, OutputError
+from shards.features import Feature
+from shards.naming import MANIFEST, is_dataset_file
+from shards.record import MAX_WINDOW_BYTES, RecordLayout, record_layout
+
+from .draft import STAGING, DatasetPlan
+from .files import exists, free_bytes, is_remote, join, list_files
+from .runner import worker_count
+
+_MEMORY_PER_SHARD = 1.2  # a worker's peak, in shards; measured: the shard, a span of the source, and 40 MB
+
+
+def check_window(feature: Feature) -> RecordLayout:
+    """The layout of records of this feature; OptionError if a window is larger than a record can be."""
+    if feature.nbytes > MAX_WINDOW_BYTES:
+        raise OptionError(
+            f"a window of {feature.shape[0]} steps has {feature.nbytes} bytes; at most {MAX_WINDOW_BYTES} fit a record:"
+            " choose a smaller window_length"
+        )
+    return record_layout([feature])
+
+
+def check_output(plan: DatasetPlan) -> None:
+    """OutputError unless the output folder can take the dataset; OptionError if memory cannot take its shards."""
+    output = plan.options.output
+    _check_folder(output)
+    if exists(join(output, MANIFEST)):
+        if not plan.options.overwrite:
+            raise OutputError(
+                f"{output} already holds a dataset: choose another folder, or replace it with --overwrite"
+            )
+    elif foreign := [name for name in list_files(output) if not is_dataset_file(name) and name != STAGING + "/"]:
+        raise OutputError(
+            f"{output} is not empty, and what it holds is no dataset ({', '.join(foreign[:3])}"
+            f"{', ...' if len(foreign) > 3 else ''}): choose an empty or a new folder"
+        )
+    free, needed = free_bytes(output), plan.manifest.bytes
+    if free is not None and free < needed:
+        raise OutputError(f"the dataset needs {needed:,} bytes, but {free:,} are free where {output} lies")
+    _check_memory(plan)
+
+
+def _check_folder(output: str) -> None:
+    if is_remote(output):
+        return
+    place = Path(output).absolute()
+    while not os.path.lexists(place):
+        place = place.parent
+    if not place.is_dir():
+        raise OutputError(f"{output} cannot be a folder: {place} is a file")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise OutputError(f"{output} cannot be written: no permission in {place}")
+
+
+def _check_memory(plan: DatasetPlan) -> None:
+    if any(argument.startswith("--runner") for argument in plan.options.beam_args):
+        return  # other machines than this one
+    shards = [shard.bytes for split in plan.manifest.splits for shard in split.shards]
+    workers = min(worker_count(plan.options.workers), len(shards))
+    needed = int(max(shards) * workers * _MEMORY_PER_SHARD)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise OptionError(
+            f"{workers} workers that write shards of {max(shards):,} bytes need {needed:,} bytes of memory, but this"
+            f" machine has {memory:,}: ask for more shards, or fewer --workers"
+        )

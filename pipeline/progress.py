@@ -1,0 +1,55 @@
+"""How far a build is: a bar on a terminal, a plain line now and then elsewhere."""
+
+import sys
+import time
+from types import TracebackType
+
+from tqdm import tqdm
+
+from shards.manifest import Manifest
+
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+class BuildProgress:
+    """Told which shards are finished (`on_shards`), shows shards, windows, windows per second and the time left."""
+
+    def __init__(self, planned: Manifest) -> None:
+        self._windows = {shard.file: shard.windows for split in planned.splits for shard in split.shards}
+        self._total = sum(self._windows.values())
+        self._begun = self._last = time.monotonic()
+        self._done = -1
+        self._bar = (
+            tqdm(total=self._total, unit=" windows", file=sys.stderr, dynamic_ncols=True, leave=False)
+            if sys.stderr.isatty()
+            else None
+        )
+
+    def __enter__(self) -> "BuildProgress":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def on_shards(self, finished: set[str]) -> None:
+        """Show that these shards, by file name, are finished."""
+        windows = sum(self._windows[shard] for shard in finished)
+        shards = f"{len(finished)}/{len(self._windows)} shards"
+        if self._bar is not None:
+            self._bar.set_postfix_str(shards, refresh=False)
+            self._bar.update(windows - self._bar.n)
+            self._bar.refresh()
+            return
+        now = time.monotonic()
+        complete = windows == self._total
+        if windows == self._done or (not complete and now - self._last < _SECONDS_BETWEEN_LINES):
+            return
+        self._last, self._done = now, windows
+        speed = windows / max(now - self._begun, 1e-9)
+        left = f", {(self._total - windows) / speed:.0f} s left" if 0 < windows < self._total else ""
+        print(
+            f"{shards}, {windows:,}/{self._total:,} windows, {speed:,.0f} windows/s{left}", file=sys.stderr, flush=True
+        )

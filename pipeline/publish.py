@@ -1,0 +1,90 @@
+"""From finished shards to a dataset: what was written is checked against the plan, then shown, manifest last."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shards.errors import BuildError, ManifestError
+from shards.manifest import Manifest, Shard, format_manifest, parse_manifest
+from shards.naming import DATASET_INFO, EPISODES, FEATURES, MANIFEST, is_dataset_file
+from shards.tfds import dataset_info_json
+
+from .draft import read_draft
+from .files import delete_files, delete_folder, exists, join, list_files, move_files, read_file, write_file
+from .write import ShardDone
+
+_FAILURES = "failures.json"
+
+
+def publish(output: str, staging: str, done: Sequence[ShardDone]) -> str:
+    """Make the staged files of a finished job the dataset in `output`, replacing one that was there.
+
+    Returns the manifest's path. May run again after it was interrupted, or after it succeeded.
+    Errors: BuildError, with nothing in `output` touched, unless every shard is exactly as planned.
+    """
+    final = join(output, MANIFEST)
+    if not exists(join(staging, MANIFEST)):
+        if not list_files(staging):  # a second run of the same step, after the first one did everything
+            return final
+        manifest = finished_manifest(parse_manifest(read_draft(staging), staging), staging, done)
+        write_file(join(staging, DATASET_INFO), dataset_info_json(manifest))
+        write_file(join(staging, MANIFEST), format_manifest(manifest))
+    else:
+        manifest = parse_manifest(read_file(join(staging, MANIFEST)), staging)
+    shards = [shard.file for split in manifest.splits for shard in split.shards]
+    names = [*shards, EPISODES, FEATURES, DATASET_INFO]
+
+    delete_files([final])  # from here to the last line the folder holds no dataset
+    staged = {name for name in list_files(staging) if name in names}
+    move_files([join(staging, name) for name in staged], [join(output, name) for name in staged])
+    stale = [name for name in list_files(output) if is_dataset_file(name) and name not in names]
+    delete_files([join(output, name) for name in stale])
+    move_files([join(staging, MANIFEST)], [final])
+    delete_folder(staging)
+    return final
+
+
+def finished_manifest(draft: Manifest, staging: str, done: Sequence[ShardDone]) -> Manifest:
+    """The draft with the digests of its shards; BuildError unless each was written once and has the planned size."""
+    failures = [shard.error for shard in done if shard.error]
+    if failures:
+        write_file(join(staging, _FAILURES), json.dumps(failures).encode())
+        raise BuildError(describe_failures(failures))
+    written = {shard.file: shard for shard in done}
+    if len(written) != len(done):
+        raise BuildError("the job wrote a shard twice; this is a fault of the program or of the runner")
+
+    def finish(shard: Shard) -> Shard:
+        got = written.pop(shard.file, None)
+        if got is None or (got.records, got.bytes) != (shard.records, shard.bytes):
+            raise BuildError(f"shard {shard.file} was planned with {shard.bytes} bytes, but came out as {got}")
+        return replace(shard, sha256=got.sha256)
+
+    splits = tuple(replace(split, shards=tuple(map(finish, split.shards))) for split in draft.splits)
+    if written:
+        raise BuildError(f"the job wrote shards that were not planned: {', '.join(sorted(written))}")
+    return replace(draft, splits=splits)
+
+
+def staged_failures(staging: str) -> list[str]:
+    """Why the job of this staging folder failed, as its workers told it; empty when they did not."""
+    path = join(staging, _FAILURES)
+    return list(json.loads(read_file(path))) if exists(path) else []
+
+
+def describe_failures(failures: Sequence[str]) -> str:
+    """The failures of shards as one message."""
+    listed = sorted(set(failures))
+    lines = [f"{len(failures)} of the shards could not be written:", *(f"  {failure}" for failure in listed[:20])]
+    if len(listed) > 20:
+        lines.append(f"  and {len(listed) - 20} more")
+    return "\n".join([*lines, "No dataset was written. Mend the cause and run the same command again."])
+
+
+def published_manifest(output: str) -> Manifest | None:
+    """The manifest in the output folder; None where there is none or it is damaged."""
+    path = join(output, MANIFEST)
+    try:
+        return parse_manifest(read_file(path), path) if exists(path) else None
+    except ManifestError:
+        return None

@@ -1,0 +1,193 @@
+"""Running the job in a process of its own, which can be watched, silenced and ended.
+
+Beam runs in a child process (`python -m pipeline.runner`), with its local workers in the same process group. So a
+worker that is killed, for which Beam itself would wait for ever, Ctrl-C, and the end of the launching process all end
+the whole group in bounded time; and Beam's log goes to the terminal only when asked for.
+"""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shards.errors import BuildError, OptionError
+from shards.features import Feature
+
+from .draft import DatasetPlan
+from .files import is_remote, list_files
+from .publish import describe_failures, staged_failures
+from .write import Recipe
+
+_LOCAL_RUNNER = "FnApiRunner"  # "DirectRunner" would first try to download another runner, and ignore the workers
+_WORKER_DIED = 70
+_POLL_SECONDS, _REMOTE_POLL_SECONDS = 0.1, 10.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the child process is told."""
+
+    recipe: Recipe
+    output: str
+    workers: int
+    beam_args: tuple[str, ...]
+    verbose: bool
+
+
+#: Called as the job goes on with the names of the shards that are finished so far.
+OnShards = Callable[[set[str]], None]
+
+
+def run_job(plan: DatasetPlan, on_shards: OnShards | None = None) -> None:
+    """Run the job of a staged plan until its dataset is published.
+
+    Errors: BuildError, which says why, in bounded time whatever happens to the processes.
+    """
+    options = plan.options
+    job = Job(plan.recipe, options.output, worker_count(options.workers), options.beam_args, options.verbose)
+    shards = {shard.file for split in plan.manifest.splits for shard in split.shards}
+    with tempfile.TemporaryDirectory(prefix="episode-windows-") as folder:
+        told = Path(folder, "error.txt")
+        with _child(job, told, Path(folder, "log.txt")) as child:
+            wait = _REMOTE_POLL_SECONDS if is_remote(plan.staging) else _POLL_SECONDS
+            while child.poll() is None:
+                if on_shards is not None:
+                    on_shards(shards & set(list_files(plan.staging)))
+                _wait(child, wait)
+        if child.returncode == 0:
+            if on_shards is not None:
+                on_shards(shards)
+            return
+        if failures := staged_failures(plan.staging):
+            raise BuildError(describe_failures(failures))
+        raise BuildError(_why(child.returncode, told.read_text() if told.exists() else ""))
+
+
+def worker_count(asked: int | None) -> int:
+    """The local processes: as many as asked for, or one for each core this process may use."""
+    return asked or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else asked or os.cpu_count() or 1
+
+
+def check_beam_args(beam_args: tuple[str, ...]) -> None:
+    """OptionError for flags that Beam does not know either, and so would drop without a word."""
+    if not beam_args:
+        return
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    for argument in beam_args:
+        if argument.startswith("-") and not argument.startswith("--"):
+            raise OptionError(f"{argument} is no flag of this command; flags begin with two dashes")
+    with _quiet_log():
+        options = PipelineOptions(list(beam_args))
+        known = options.get_all_options()
+        unknown = sorted(set(options.get_all_options(retain_unknown_options=True)) - set(known))
+    if unknown:
+        raise OptionError(f"--{unknown[0]} is a flag neither of this command nor of Beam")
+
+
+def _why(status: int, told: str) -> str:
+    if told:
+        why = told
+    elif status == _WORKER_DIED or status < 0:
+        why = "a process of the job was killed, perhaps for want of memory: try fewer --workers or more shards"
+    else:
+        why = f"the job's process ended with status {status}"
+    return f"{why}\nNo dataset was written. --verbose shows Beam's log."
+
+
+@contextmanager
+def _child(job: Job, told: Path, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """The job's process; on leaving, it and all its workers are gone."""
+    packages = str(Path(__file__).parent.parent)  # where this package was found, for the child and Beam's workers
+    path = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH")]))
+    arguments = [json.dumps(asdict(job)), str(told), str(os.getpid())]
+    with log.open("wb") as quiet:
+        output = None if job.verbose else quiet
+        child = subprocess.Popen(
+            [sys.executable, "-m", "pipeline.runner", *arguments],
+            env=os.environ | {"PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        try:
+            yield child
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def _wait(child: "subprocess.Popen[bytes]", seconds: float) -> None:
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(seconds)
+
+
+@contextmanager
+def _quiet_log() -> Iterator[None]:
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _run_in_child(job: Job) -> None:
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    from .transforms import write_dataset
+
+    arguments = list(job.beam_args)
+    if not any(argument.partition("=")[0] == "--runner" for argument in arguments):
+        mode = "multi_processing" if job.workers > 1 else "in_memory"
+        defaults = {"runner": _LOCAL_RUNNER, "direct_num_workers": job.workers, "direct_running_mode": mode}
+        arguments = [*(f"--{name}={value}" for name, value in defaults.items()), *arguments]
+    pipeline = beam.Pipeline(options=PipelineOptions(arguments))
+    write_dataset(pipeline, job.recipe, job.output)
+    pipeline.run().wait_until_finish()
+
+
+def _die_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _worker_died(error: "threading.ExceptHookArgs") -> None:
+    # Beam notices the end of a worker only here, in the thread that waits for it, and then waits for its results.
+    sys.stderr.write(f"{error.exc_value}\n")
+    os._exit(_WORKER_DIED)
+
+
+def _main(job_json: str, told: str, parent: str) -> None:
+    document: dict[str, Any] = json.loads(job_json)
+    recipe = document.pop("recipe")
+    feature = recipe.pop("feature")
+    feature["shape"] = tuple(feature["shape"])
+    job = Job(Recipe(**recipe, feature=Feature(**feature)), **document)
+    threading.Thread(target=_die_with_parent, args=[int(parent)], daemon=True).start()
+    threading.excepthook = _worker_died
+    if job.verbose:
+        logging.basicConfig(level=logging.INFO)
+    try:
+        _run_in_child(job)
+    except Exception as error:
+        Path(told).write_text(str(error).strip().splitlines()[-1] if str(error).strip() else repr(error))
+        raise
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

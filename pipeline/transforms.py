@@ -1,0 +1,67 @@
+"""The job as Beam transforms: thin wiring around the plain functions of write.py, draft.py and publish.py.
+
+Only Create, Map, FlatMap, Reshuffle and ToList, with one branch: a graph that local, Dask, Spark and Dataflow runners
+all carry out alike. Elements are strings and tuples of numbers and strings; no window ever passes through Beam.
+"""
+
+from collections.abc import Iterable
+
+import apache_beam as beam
+
+from .draft import read_task, task_places
+from .publish import publish
+from .write import Recipe, ShardDone, write_shard
+
+Place = tuple[int, int]
+
+
+def write_dataset(pipeline: beam.Pipeline, recipe: Recipe, output: str) -> beam.PCollection:
+    """The graph of the job, from a staged plan to the published dataset: a collection of the manifest's path."""
+    return (
+        pipeline
+        | "Plan" >> beam.Create([recipe.staging])  # staging folder
+        | "Shards" >> WriteShards(recipe)  # ShardDone
+        | "Dataset" >> PublishDataset(output, recipe.staging)  # manifest path
+    )
+
+
+class WriteShards(beam.PTransform):  # type: ignore[misc]
+    """From the staged plan to shards in the staging folder: a collection of `ShardDone`, as plain tuples."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        self._recipe = recipe
+
+    def expand(self, staging: beam.PCollection) -> beam.PCollection:
+        """staging: a collection of one element, the path of the staging folder."""
+        return (
+            staging
+            | "Tasks" >> beam.FlatMap(task_places)  # (first byte, bytes) of a task
+            | "Spread" >> beam.Reshuffle()  # over all workers, instead of one
+            | "Write" >> beam.Map(_write_staged, self._recipe)  # ShardDone
+        )
+
+
+class PublishDataset(beam.PTransform):  # type: ignore[misc]
+    """From all `ShardDone` to the dataset: a collection of one element, the manifest's path."""
+
+    def __init__(self, output: str, staging: str) -> None:
+        super().__init__()
+        self._output, self._staging = output, staging
+
+    def expand(self, done: beam.PCollection) -> beam.PCollection:
+        """done: the collection that `WriteShards` gives."""
+        return (
+            done
+            | "Gather" >> beam.combiners.ToList()  # [ShardDone]
+            | "Publish" >> beam.Map(_publish, self._output, self._staging)  # manifest path
+        )
+
+
+def _write_staged(place: Place, recipe: Recipe) -> tuple[str, int, int, str, str]:
+    file, records, size, sha256, error = write_shard(recipe, read_task(recipe.staging, place))
+    return file, records, size, sha256, error
+
+
+def _publish(done: Iterable[tuple[str, int, int, str, str]], output: str, staging: str) -> str:
+    return publish(output, staging, [ShardDone(*shard) for shard in done])

@@ -1,0 +1,1 @@
+"""Shards in, a shuffled, batched, prefetched `tf.data` stream out."""

@@ -1,0 +1,49 @@
+"""What the command lines have in common: how mistakes are told, and with which exit status."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from .errors import EpisodeWindowsError
+
+_USAGE, _FAILED, _INTERRUPTED = 2, 1, 130
+
+
+class Command(argparse.ArgumentParser):
+    """An argument parser whose complaints are one line, and name the flag that was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with exit status 2."""
+        print(f"{self.prog}: {message}\nSee {self.prog} --help.", file=sys.stderr)
+        sys.exit(_USAGE)
+
+
+def run_command(parser: Command, arguments: Sequence[str] | None, rest: str | None = None) -> int:
+    """Parse the arguments, call the `run` that the chosen command has set, and return the exit status.
+
+    Arguments that no flag takes are an error, or go into the list `rest` if one is named. An EpisodeWindowsError or
+    OSError becomes one message on stderr.
+    """
+    parsed, unknown = parser.parse_known_args(arguments)
+    if rest is not None:
+        setattr(parsed, rest, unknown)
+    elif unknown:
+        parser.error(f"unknown arguments: {' '.join(unknown)}")
+    try:
+        status: int = parsed.run(parsed)
+        sys.stdout.flush()
+    except EpisodeWindowsError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return error.exit_status
+    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return _FAILED
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    return status

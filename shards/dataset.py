@@ -1,0 +1,171 @@
+"""Random access to a dataset's windows with NumPy alone: `open_dataset(path)["train"][i]`."""
+
+import csv
+import mmap
+from collections.abc import Iterator, Mapping
+from functools import cached_property, lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .errors import ManifestError, ShardError
+from .manifest import Manifest, Shard, Split, load_manifest
+from .naming import EPISODES
+from .record import RecordLayout
+
+# Each mapped shard holds a file descriptor, of which a process often may have 1024.
+_MAPPED_SHARDS = 128
+
+
+def open_dataset(path: str | Path) -> "Dataset":
+    """Open the dataset in the folder `path`: a mapping from the names of its splits to their `Windows`.
+
+    Errors: those of `load_manifest`, and ShardError for a shard that is missing or not of the manifest's size.
+    """
+    folder = Path(path)
+    return Dataset(folder, load_manifest(folder))
+
+
+class Dataset(Mapping[str, "Windows"]):
+    """A dataset on disk: `dataset["train"]` are the windows of a split, `dataset.manifest` says everything else."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._windows: dict[str, Windows] = {}
+
+    def __getitem__(self, split: str) -> "Windows":
+        if split not in self._windows:
+            self._windows[split] = Windows(self, self.manifest.split(split))
+        return self._windows[split]
+
+    def __contains__(self, split: object) -> bool:
+        return any(known.name == split for known in self.manifest.splits)
+
+    def __iter__(self) -> Iterator[str]:
+        return (split.name for split in self.manifest.splits)
+
+    def __len__(self) -> int:
+        return len(self.manifest.splits)
+
+    def __repr__(self) -> str:
+        splits = ", ".join(f"{split.name}={split.windows}" for split in self.manifest.splits)
+        return f"<Dataset {self.manifest.name!r} in {str(self.folder)!r}: windows {splits}>"
+
+    @cached_property
+    def episode_paths(self) -> tuple[str, ...]:
+        """The path of each episode below the input root, by the number that windows give as `episode`."""
+        file = self.folder / EPISODES
+        try:
+            text = file.read_bytes()
+        except OSError as error:
+            raise ManifestError(f"{file} cannot be read: {error.strerror}; copy the dataset again") from error
+        if sha256(text).hexdigest() != self.manifest.episodes_sha256:
+            raise ManifestError(f"{file} is not the file that the manifest describes; copy the dataset again")
+        lines = csv.DictReader(text.decode(errors="surrogateescape").splitlines(keepends=True))
+        return tuple(line["path"] for line in lines)
+
+
+class Windows:
+    """The windows of one split, in the shuffled order in which they lie on disk.
+
+    `w[i]` is one window, a dict of feature arrays of shape (length, ...); `w[indices]`, for an integer array or a slice
+    of B windows, a dict of arrays of shape (B, length, ...). Negative indices count from the end. All are copies.
+    """
+
+    def __init__(self, dataset: Dataset, split: Split) -> None:
+        self.dataset = dataset
+        self.split = split
+        self._layout = dataset.manifest.layout
+        self._first = np.cumsum([0] + [shard.records for shard in split.shards])
+        check_shards(dataset.folder, split)
+        self._records = lru_cache(maxsize=_MAPPED_SHARDS)(
+            lambda shard: map_records(dataset.folder, split.shards[shard], self._layout)
+        )
+
+    def __len__(self) -> int:
+        return self.split.windows
+
+    def __repr__(self) -> str:
+        shapes = {field.feature.name: (len(self), *field.feature.shape) for field in self._layout.data_fields}
+        return f"<Windows {self.split.name!r} of {self.dataset.manifest.name!r}: {shapes}>"
+
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, index: "int | slice | ArrayLike") -> dict[str, np.ndarray]:
+        indices, scalar = self._indices(index)
+        batch = self._gather(indices, [field.feature.name for field in self._layout.data_fields])
+        return {name: values[0] for name, values in batch.items()} if scalar else batch
+
+    def locate(self, i: int) -> tuple[str, int]:
+        """Where window i was cut from: the episode's path below the input root, and its first step there."""
+        indices, scalar = self._indices(i)
+        if not scalar:
+            raise TypeError("locate takes one window's index; use provenance for arrays of them")
+        where = self._gather(indices, ["episode", "start"])
+        return self.dataset.episode_paths[where["episode"][0]], int(where["start"][0])
+
+    def provenance(self, index: "int | slice | ArrayLike" = slice(None)) -> dict[str, NDArray[np.int64]]:
+        """`episode` (its row in episodes.csv) and `start` (first step) of windows: two int64 arrays of shape (B,)."""
+        return self._gather(self._indices(index)[0], ["episode", "start"])
+
+    def _indices(self, index: Any) -> tuple[NDArray[np.int64], bool]:
+        if isinstance(index, slice):
+            return np.arange(*index.indices(len(self))), False
+        indices = np.asarray(index)
+        if indices.size == 0:
+            indices = indices.astype(np.int64)
+        if indices.dtype == bool or not np.issubdtype(indices.dtype, np.integer) or indices.ndim > 1:
+            raise TypeError(f"an index is an integer, a slice or a 1-D array of integers, not {index!r:.100}")
+        outside = (indices < -len(self)) | (indices >= len(self))
+        if outside.any():
+            raise IndexError(f"index {indices[outside].flat[0]} is out of range for {len(self)} windows")
+        return np.atleast_1d(np.where(indices < 0, indices + len(self), indices).astype(np.int64)), indices.ndim == 0
+
+    def _gather(self, indices: NDArray[np.int64], names: list[str]) -> dict[str, np.ndarray]:
+        shards = np.searchsorted(self._first, indices, side="right") - 1
+        fields = [self._layout.field(name) for name in names]
+        batch = {
+            field.feature.name: np.empty((len(indices), *field.feature.shape), field.feature.numpy_dtype)
+            for field in fields
+        }
+        for shard in np.unique(shards):
+            chosen = np.flatnonzero(shards == shard)
+            records = self._records(int(shard))
+            rows = indices[chosen] - self._first[shard]
+            for field in fields:
+                raw = records[rows, field.offset : field.offset + field.nbytes]
+                batch[field.feature.name][chosen] = field.of(raw)
+        return batch
+
+
+def check_shards(folder: Path, split: Split) -> None:
+    """ShardError unless every shard of the split is there and has the manifest's size."""
+    for shard in split.shards:
+        file = folder / shard.file
+        try:
+            size = file.stat().st_size
+        except OSError as error:
+            raise ShardError(f"shard {file} cannot be read: {error.strerror}; copy the dataset again") from error
+        if size != shard.bytes:
+            raise ShardError(
+                f"shard {file} has {size} bytes where the manifest says {shard.bytes}: it was cut short or replaced;"
+                " copy or build the dataset again"
+            )
+
+
+def map_records(folder: Path, shard: Shard, layout: RecordLayout) -> NDArray[np.uint8]:
+    """The records of a local shard as a read-only (n, record_bytes) uint8 memory map."""
+    file = folder / shard.file
+    try:
+        with file.open("rb") as opened:
+            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:  # ValueError: an empty file
+        raise ShardError(f"shard {file} cannot be read: {error}; copy the dataset again") from error
+    if len(mapped) != shard.bytes:
+        raise ShardError(f"shard {file} has changed since the dataset was opened; open it again")
+    return np.frombuffer(mapped, np.uint8).reshape(shard.records, layout.record_bytes)

@@ -1,0 +1,355 @@
+"""`manifest.json`: what a dataset is, as frozen dataclasses; written last, parsed strictly.
+
+`parse_manifest(format_manifest(m)) == m`. Whatever is missing, unknown, of the wrong type or at odds with the rest
+stops in `parse_manifest`; code behind it trusts what it gets. The file is described in docs/format.md.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .errors import DatasetNotFoundError, FormatVersionError, ManifestError, SplitNotFoundError
+from .features import DTYPES, Feature
+from .naming import EPISODES, MANIFEST, ShardName, is_name, is_split_name
+from .record import MAX_WINDOW_BYTES, RecordLayout, record_layout
+
+FORMAT = "episode-windows"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard: its file's name, records, windows, size in bytes and SHA-256 in hexadecimal."""
+
+    file: str
+    records: int
+    windows: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split: the fraction asked for (a decimal number), its episodes, and its shards."""
+
+    name: str
+    fraction: str
+    episodes: int
+    shards: tuple[Shard, ...]
+
+    @cached_property
+    def windows(self) -> int:
+        """Windows in all shards."""
+        return sum(shard.windows for shard in self.shards)
+
+    @cached_property
+    def bytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(shard.bytes for shard in self.shards)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the dataset was made from: the episodes used, their steps, dtype and the shape of one step.
+
+    `short` episodes have no window, `skipped` ones could not be used (episodes.csv says why); `uncovered` steps of the
+    other episodes lie in no window.
+    """
+
+    episodes: int
+    steps: int
+    dtype: str
+    step_shape: tuple[int, ...]
+    short: int
+    skipped: int
+    uncovered: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A dataset: `length` and `shift` in steps, `features` of one window, `splits` in the order asked for.
+
+    `episodes_sha256` is the digest of episodes.csv, `fingerprint` that of everything the shards' bytes depend on.
+    """
+
+    name: str
+    length: int
+    shift: int
+    seed: int
+    features: tuple[Feature, ...]
+    source: Source
+    splits: tuple[Split, ...]
+    episodes_sha256: str
+    fingerprint: str
+
+    @cached_property
+    def layout(self) -> RecordLayout:
+        """The layout of each record."""
+        return record_layout(self.features)
+
+    @property
+    def windows(self) -> int:
+        """Windows in all splits."""
+        return sum(split.windows for split in self.splits)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(split.bytes for split in self.splits)
+
+    def split(self, name: str) -> Split:
+        """The split of this name; SplitNotFoundError, which names those there are, when there is none."""
+        for split in self.splits:
+            if split.name == name:
+                return split
+        names = ", ".join(split.name for split in self.splits)
+        raise SplitNotFoundError(f"dataset {self.name!r} has no split {name!r}; its splits are: {names}")
+
+
+def load_manifest(path: str | Path) -> Manifest:
+    """Read the manifest of the dataset in the folder `path`.
+
+    Errors: DatasetNotFoundError where there is no manifest, FormatVersionError for a newer format, ManifestError for a
+    damaged one.
+    """
+    file = Path(path) / MANIFEST
+    try:
+        text = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise DatasetNotFoundError(_not_found(Path(path))) from None
+    except OSError as error:
+        raise ManifestError(f"{file} cannot be read: {error.strerror}") from error
+    return parse_manifest(text, str(file))
+
+
+def _not_found(folder: Path) -> str:
+    if not folder.exists():
+        return f"no dataset at {str(folder)!r}: there is no such folder"
+    if not folder.is_dir():
+        return f"no dataset at {str(folder)!r}: give the folder that holds {MANIFEST}, not a file"
+    return (
+        f"no dataset at {str(folder)!r}: it holds no {MANIFEST}, which a build writes last;"
+        " build it, or give the folder that `python -m pipeline build --output` named"
+    )
+
+
+def format_manifest(manifest: Manifest) -> bytes:
+    """The bytes of `manifest.json`: the same manifest always gives the same bytes."""
+    document = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "name": manifest.name,
+        "window": {"length": manifest.length, "shift": manifest.shift},
+        "seed": manifest.seed,
+        "record_bytes": manifest.layout.record_bytes,
+        "features": _feature_documents(manifest.layout),
+        "source": vars(manifest.source) | {"step_shape": list(manifest.source.step_shape)},
+        "splits": [
+            {
+                "name": split.name,
+                "fraction": split.fraction,
+                "episodes": split.episodes,
+                "records": sum(shard.records for shard in split.shards),
+                "windows": split.windows,
+                "bytes": split.bytes,
+                "shards": [
+                    {key: getattr(shard, key) for key in ("file", "records", "windows", "bytes", "sha256")}
+                    for shard in split.shards
+                ],
+            }
+            for split in manifest.splits
+        ],
+        "episodes_file": {"file": EPISODES, "sha256": manifest.episodes_sha256},
+        "fingerprint": manifest.fingerprint,
+    }
+    return json.dumps(document, indent=1).encode() + b"\n"
+
+
+def _feature_documents(layout: RecordLayout) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": field.feature.name,
+            "dtype": field.feature.dtype,
+            "shape": list(field.feature.shape),
+            "encoding": field.encoding,
+            "offset": field.offset,
+            "bytes": field.nbytes,
+        }
+        for field in layout.fields
+    ]
+
+
+def parse_manifest(text: bytes, file: str = MANIFEST) -> Manifest:
+    """The inverse of `format_manifest`; `file` is only for error messages.
+
+    Errors: FormatVersionError for a newer format, ManifestError for anything missing, unknown or contradictory.
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(f"{file} is damaged: not JSON ({error}); copy or build the dataset again") from None
+    top = _Object(document, file, "")
+    top.expect("format", FORMAT)
+    version = top.integer("format_version")
+    if version > FORMAT_VERSION:
+        raise FormatVersionError(
+            f"{file} has format version {version}; this version of episode-windows reads up to {FORMAT_VERSION}:"
+            " install a newer one"
+        )
+    top.expect_value("format_version", version, FORMAT_VERSION)
+    window = top.object("window")
+    length, shift = window.integer("length", least=1), window.integer("shift", least=1)
+    window.end()
+    name = top.name("name")
+    features, layout = _parse_features(top)
+    manifest = Manifest(
+        name=name,
+        length=length,
+        shift=shift,
+        seed=top.integer("seed"),
+        features=features,
+        source=_parse_source(top.object("source")),
+        splits=tuple(_parse_split(split, name, layout.record_bytes) for split in top.objects("splits")),
+        episodes_sha256=_parse_episodes_file(top.object("episodes_file")),
+        fingerprint=top.digest("fingerprint"),
+    )
+    top.end()
+    names = [split.name for split in manifest.splits]
+    if not names or len(set(names)) < len(names):
+        raise top.wrong("splits", "must be named apart, and one at least")
+    if any(feature.shape[:1] != (length,) for feature in features):
+        raise top.wrong("features", f"must begin with the window's length, {length}, in their shapes")
+    return manifest
+
+
+def _parse_features(top: "_Object") -> tuple[tuple[Feature, ...], RecordLayout]:
+    """The window's own features; what is said of their place must be what the layout gives."""
+    documents = top.objects("features")
+    features = []
+    for item in documents:
+        feature = Feature(item.name("name"), item.text("dtype"), item.integers("shape"))
+        if item.text("encoding") == "varint":
+            continue
+        if feature.dtype not in DTYPES:
+            raise item.wrong("dtype", f"is none of {', '.join(DTYPES)}")
+        if not 0 < feature.nbytes <= MAX_WINDOW_BYTES:
+            raise item.wrong("shape", f"makes a window of {feature.nbytes} bytes; 1 to {MAX_WINDOW_BYTES} are allowed")
+        features.append(feature)
+    if not features:
+        raise top.wrong("features", "holds no data")
+    layout = record_layout(features)
+    if [item.document for item in documents] != _feature_documents(layout):
+        raise top.wrong("features", "does not lie where this format puts it")
+    top.expect("record_bytes", layout.record_bytes)
+    return tuple(features), layout
+
+
+def _parse_source(item: "_Object") -> Source:
+    counts = {key: item.integer(key) for key in ("episodes", "steps", "short", "skipped", "uncovered")}
+    source = Source(dtype=item.text("dtype"), step_shape=item.integers("step_shape"), **counts)
+    item.end()
+    return source
+
+
+def _parse_split(item: "_Object", dataset: str, record_bytes: int) -> Split:
+    name = item.name("name")
+    if not is_split_name(name):
+        raise item.wrong("name", f"is {name!r}, which cannot name a split")
+    documents = item.objects("shards")
+    shards = []
+    for index, document in enumerate(documents):
+        document.expect("file", str(ShardName(dataset, name, index, len(documents))))
+        records = document.integer("records")
+        document.expect("windows", records)
+        document.expect("bytes", records * record_bytes)
+        shards.append(Shard(document.text("file"), records, records, records * record_bytes, document.digest("sha256")))
+        document.end()
+    split = Split(name, item.text("fraction"), item.integer("episodes"), tuple(shards))
+    item.expect("records", split.windows)
+    item.expect("windows", split.windows)
+    item.expect("bytes", split.bytes)
+    item.end()
+    return split
+
+
+def _parse_episodes_file(item: "_Object") -> str:
+    item.expect("file", EPISODES)
+    digest = item.digest("sha256")
+    item.end()
+    return digest
+
+
+class _Object:
+    """A JSON object of the manifest, read key by key; every complaint names the file and the key's full place."""
+
+    def __init__(self, document: Any, file: str, place: str) -> None:
+        self.document, self._file, self._place = document, file, place
+        if not isinstance(document, dict):
+            raise ManifestError(f"{file} is damaged: {place or 'the whole'} is not a JSON object")
+        self._unread = set(document)
+
+    def wrong(self, key: str, why: str) -> ManifestError:
+        place = f"{self._place}.{key}" if self._place else key
+        return ManifestError(f"{self._file} is damaged: {place} {why}; copy or build the dataset again")
+
+    def _get(self, key: str) -> Any:
+        if key not in self.document:
+            raise self.wrong(key, "is missing")
+        self._unread.discard(key)
+        return self.document[key]
+
+    def end(self) -> None:
+        """Complain of any key that was not read."""
+        for key in sorted(self._unread):
+            raise self.wrong(key, "is unknown in this format version")
+
+    def expect(self, key: str, value: object) -> None:
+        self.expect_value(key, self._get(key), value)
+
+    def expect_value(self, key: str, value: object, expected: object) -> None:
+        if value != expected or type(value) is not type(expected):
+            raise self.wrong(key, f"is {value!r:.200} where {expected!r} belongs")
+
+    def text(self, key: str) -> str:
+        value = self._get(key)
+        if not isinstance(value, str):
+            raise self.wrong(key, f"is {value!r:.200}, not a text")
+        return value
+
+    def name(self, key: str) -> str:
+        value = self.text(key)
+        if not is_name(value):
+            raise self.wrong(key, f"is {value!r:.200}, which is no name")
+        return value
+
+    def digest(self, key: str) -> str:
+        value = self.text(key)
+        if len(value) != 64 or not set(value) <= set("0123456789abcdef"):
+            raise self.wrong(key, f"is {value!r:.200}, not a SHA-256 digest in hexadecimal")
+        return value
+
+    def integer(self, key: str, least: int = 0) -> int:
+        return self._integer(key, self._get(key), least)
+
+    def _integer(self, key: str, value: Any, least: int) -> int:
+        if type(value) is not int or not least <= value < 2**63:
+            raise self.wrong(key, f"is {value!r:.200}, not a whole number of {least} or more")
+        return value
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        return tuple(self._integer(key, value, 0) for value in self._list(key))
+
+    def object(self, key: str) -> "_Object":
+        return _Object(self._get(key), self._file, f"{self._place}.{key}" if self._place else key)
+
+    def objects(self, key: str) -> list["_Object"]:
+        place = f"{self._place}.{key}" if self._place else key
+        return [_Object(value, self._file, f"{place}[{index}]") for index, value in enumerate(self._list(key))]
+
+    def _list(self, key: str) -> list[Any]:
+        value: Any = self._get(key)
+        if not isinstance(value, list):
+            raise self.wrong(key, f"is {value!r:.200}, not a list")
+        return value

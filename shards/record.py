@@ -1,0 +1,199 @@
+"""One record: at once a `tf.train.Example` in TFRecord framing and an element of a fixed-size array.
+
+Every record of a dataset has the same number of bytes, so the bytes around the data are a template, the same in each
+record but for two integers and a checksum, and n records are an (n, record_bytes) uint8 array. The layout is written
+down in docs/format.md.
+
+Sources: the TFRecord framing (length, masked CRC-32C of it, data, masked CRC-32C of that) is TensorFlow's; the wire
+format (tags, lengths, varints, which may be longer than they need be) is Protocol Buffers'.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from .features import Feature
+
+Encoding = Literal["float_list", "bytes", "varint"]
+
+_HEAD_BYTES = 12  # uint64 length, uint32 masked CRC-32C of it
+_FOOT_BYTES = 4  # uint32 masked CRC-32C of the data
+_LENGTH_BYTES = 5  # a length prefix may be padded to this: 35 bits
+_MAX_DATA_BYTES = 2**28  # a window's array; its length then fits four bytes, and the fifth is free for alignment
+_ALIGNMENT = 4  # of records, and of the data in them
+_EPISODE_BYTES = 5  # 2**35 episodes
+_START_BYTES = 6  # 2**42 steps
+
+MAX_EPISODES = 2 ** (7 * _EPISODE_BYTES)
+MAX_STEPS = 2 ** (7 * _START_BYTES)
+MAX_WINDOW_BYTES = _MAX_DATA_BYTES - 1
+
+#: The features every window has: the episode it was cut from (its row in episodes.csv) and its first step there.
+EPISODE = Feature("episode", "int64", ())
+START = Feature("start", "int64", ())
+
+
+@dataclass(frozen=True)
+class Field:
+    """Where one feature lies in each record: `nbytes` bytes from `offset` on."""
+
+    feature: Feature
+    encoding: Encoding
+    offset: int
+    nbytes: int
+
+    def values(self, records: NDArray[np.uint8]) -> np.ndarray:
+        """The feature of (n, record_bytes) records as an (n, *shape) array: a view of data, a copy of integers."""
+        return self.of(records[:, self.offset : self.offset + self.nbytes])
+
+    def of(self, raw: NDArray[np.uint8]) -> np.ndarray:
+        """The same from the (n, nbytes) bytes of this field alone."""
+        if self.encoding == "varint":
+            return decode_varints(raw)
+        return raw.view(self.feature.numpy_dtype).reshape(len(raw), *self.feature.shape)
+
+
+@dataclass(frozen=True)
+class RecordLayout:
+    """The bytes of every record of a dataset: a template, and where the features lie in it."""
+
+    fields: tuple[Field, ...]
+    template: bytes
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of one record, framing included."""
+        return len(self.template)
+
+    @cached_property
+    def data_fields(self) -> tuple[Field, ...]:
+        """The fields that hold the window's own data."""
+        return tuple(field for field in self.fields if field.encoding != "varint")
+
+    def field(self, name: str) -> Field:
+        """The field of one feature."""
+        return next(field for field in self.fields if field.feature.name == name)
+
+    def empty_records(self, count: int) -> NDArray[np.uint8]:
+        """A (count, record_bytes) array of records whose data, integers and checksums are still to be written."""
+        records = np.empty((count, self.record_bytes), np.uint8)
+        template = np.frombuffer(self.template, np.uint8)
+        begin = 0
+        for field in self.data_fields:  # the data is written once, by the caller: do not touch its memory here
+            records[:, begin : field.offset] = template[begin : field.offset]
+            begin = field.offset + field.nbytes
+        records[:, begin:] = template[begin:]
+        return records
+
+    def write_integers(self, records: NDArray[np.uint8], name: str, values: NDArray[np.int64]) -> None:
+        """Write an integer feature of (n, record_bytes) records from n values."""
+        field = self.field(name)
+        records[:, field.offset : field.offset + field.nbytes] = encode_varints(values, field.nbytes)
+
+    def write_checksums(self, records: NDArray[np.uint8]) -> None:
+        """Finish (n, record_bytes) records: the checksum of each one's data, last since it covers all the rest."""
+        records[:, -_FOOT_BYTES:] = _mask(_checksums(records)).view(np.uint8).reshape(-1, _FOOT_BYTES)
+
+    def damaged(self, records: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """Which of (n, record_bytes) records are not whole: their framing or a checksum is wrong."""
+        head = np.frombuffer(self.template[:_HEAD_BYTES], np.uint8)
+        framed = (records[:, :_HEAD_BYTES] == head).all(axis=1)
+        foot = np.ascontiguousarray(records[:, -_FOOT_BYTES:]).view("<u4")[:, 0]
+        return np.flatnonzero(~framed | (foot != _mask(_checksums(records))))
+
+
+def record_layout(features: Sequence[Feature]) -> RecordLayout:
+    """Lay out records that hold `features` and each window's `episode` and `start`.
+
+    float32 is a packed `float_list`, every other dtype a `bytes_list` of one little-endian C-order buffer. Offsets of
+    data and the record's size are multiples of 4, by way of length prefixes that are longer than they need be.
+    """
+    fields: list[Field] = []
+    body = b""
+    for feature in features:
+        encoding: Encoding = "float_list" if feature.dtype == "float32" else "bytes"
+        for padding in range(_ALIGNMENT):
+            head = _feature_head(feature.name, encoding, feature.nbytes, padding)
+            offset = _HEAD_BYTES + 1 + _LENGTH_BYTES + len(body) + len(head)
+            if offset % _ALIGNMENT == 0:
+                break
+        fields.append(Field(feature, encoding, offset, feature.nbytes))
+        body += head + bytes(feature.nbytes)
+    head = _feature_head(EPISODE.name, "varint", _EPISODE_BYTES, 0)
+    offset = _HEAD_BYTES + 1 + _LENGTH_BYTES + len(body) + len(head)
+    fields.append(Field(EPISODE, "varint", offset, _EPISODE_BYTES))
+    body += head + bytes(_EPISODE_BYTES)
+    for padding in range(_ALIGNMENT):
+        head = _feature_head(START.name, "varint", _START_BYTES, padding)
+        offset = _HEAD_BYTES + 1 + _LENGTH_BYTES + len(body) + len(head)
+        if (offset + _START_BYTES) % _ALIGNMENT == 0:
+            break
+    fields.append(Field(START, "varint", offset, _START_BYTES))
+    body += head + bytes(_START_BYTES)
+
+    data = b"\x0a" + _varint(len(body), _LENGTH_BYTES) + body  # Example.features
+    length = len(data).to_bytes(8, "little")
+    length_crc = _mask(np.array([crc32c(length)], "<u4")).tobytes()
+    return RecordLayout(tuple(fields), length + length_crc + data + bytes(_FOOT_BYTES))
+
+
+def encode_varints(values: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
+    """Each of n integers in [0, 2**(7 * width)) as a varint of exactly `width` bytes, an (n, width) array.
+
+    >>> encode_varints(np.array([5, 300]), 3).tolist()
+    [[133, 128, 0], [172, 130, 0]]
+    """
+    groups = (np.asarray(values, np.int64)[:, None] >> (7 * np.arange(width))) & 0x7F
+    groups[:, :-1] |= 0x80
+    return groups.astype(np.uint8)
+
+
+def decode_varints(raw: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The inverse of `encode_varints`: n integers from an (n, width) array.
+
+    >>> decode_varints(np.array([[133, 128, 0], [172, 130, 0]], np.uint8)).tolist()
+    [5, 300]
+    """
+    groups = (raw & 0x7F).astype(np.int64)
+    result: NDArray[np.int64] = (groups << (7 * np.arange(raw.shape[1]))).sum(axis=1)
+    return result
+
+
+def _varint(value: int, width: int) -> bytes:
+    return encode_varints(np.array([value]), width).tobytes()
+
+
+def _feature_head(name: str, encoding: Encoding, nbytes: int, padding: int) -> bytes:
+    """The bytes of a `Features` map entry up to its `nbytes` of data, `padding` bytes longer than need be."""
+    head = b""
+    kind = {"bytes": b"\x0a", "float_list": b"\x12", "varint": b"\x1a"}[encoding]
+    for tag in (b"\x0a", kind, b"\x12"):  # list.value, Feature.*_list, map entry.value
+        head, padding = _prefix(tag, head, nbytes, padding)
+    key = name.encode()
+    head = b"\x0a" + _varint(len(key), 1) + key + head  # map entry.key
+    return _prefix(b"\x0a", head, nbytes, padding)[0]  # Features.feature
+
+
+def _prefix(tag: bytes, head: bytes, nbytes: int, padding: int) -> tuple[bytes, int]:
+    length = len(head) + nbytes
+    least = max(1, (length.bit_length() + 6) // 7)
+    extra = min(padding, _LENGTH_BYTES - least)
+    return tag + _varint(length, least + extra) + head, padding - extra
+
+
+def _checksums(records: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    begin, end, size = _HEAD_BYTES, records.shape[1] - _FOOT_BYTES, records.shape[1]
+    data = np.ascontiguousarray(records).data.cast("B") if len(records) else memoryview(b"")
+    starts = range(0, len(records) * size, size)
+    return np.fromiter((crc32c(data[at + begin : at + end]) for at in starts), np.uint32, len(records))
+
+
+def _mask(crc: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """TFRecord stores checksums rotated and shifted, so that the checksum of a file of checksums means something."""
+    masked: NDArray[np.uint32] = ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(0xA282EAD8)
+    return masked.astype("<u4")

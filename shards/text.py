@@ -1,0 +1,34 @@
+"""Numbers and tables as people read them."""
+
+from collections.abc import Sequence
+
+
+def format_bytes(count: int) -> str:
+    """A size in binary units.
+
+    >>> format_bytes(999), format_bytes(128 * 2**20), format_bytes(1536)
+    ('999 B', '128.0 MiB', '1.5 KiB')
+    """
+    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{count} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose first column is aligned to the left and all others to the right.
+
+    >>> print(format_table(["split", "windows"], [["train", "12"], ["test", "3"]]))
+    split  windows
+    train       12
+    test         3
+    """
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (header, *rows)
+    )
