@@ -61,7 +61,7 @@ def _check_memory(plan: DatasetPlan) -> None:
     if any(argument.startswith("--runner") for argument in plan.options.beam_args):
         return  # other machines than this one
     shards = [shard.bytes for split in plan.manifest.splits for shard in split.shards]
-    workers = min(worker_count(plan.options.workers), len(shards))
+    workers = worker_count(plan)
     needed = int(max(shards) * workers * _MEMORY_PER_SHARD)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:

@@ -29,6 +29,7 @@ from .publish import describe_failures, staged_failures
 from .write import Recipe
 
 _LOCAL_RUNNER = "FnApiRunner"  # "DirectRunner" would first try to download another runner, and ignore the workers
+_BYTES_WORTH_A_WORKER = 2**28  # which one process writes in the second or so that another takes to start
 _WORKER_DIED = 70
 _POLL_SECONDS, _REMOTE_POLL_SECONDS = 0.1, 10.0
 
@@ -54,7 +55,7 @@ def run_job(plan: DatasetPlan, on_shards: OnShards | None = None) -> None:
     Errors: BuildError, which says why, in bounded time whatever happens to the processes.
     """
     options = plan.options
-    job = Job(plan.recipe, options.output, worker_count(options.workers), options.beam_args, options.verbose)
+    job = Job(plan.recipe, options.output, worker_count(plan), options.beam_args, options.verbose)
     shards = {shard.file for split in plan.manifest.splits for shard in split.shards}
     with tempfile.TemporaryDirectory(prefix="episode-windows-") as folder:
         told = Path(folder, "error.txt")
@@ -73,9 +74,13 @@ def run_job(plan: DatasetPlan, on_shards: OnShards | None = None) -> None:
         raise BuildError(_why(child.returncode, told.read_text() if told.exists() else ""))
 
 
-def worker_count(asked: int | None) -> int:
-    """The local processes: as many as asked for, or one for each core this process may use."""
-    return asked or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else asked or os.cpu_count() or 1
+def worker_count(plan: DatasetPlan) -> int:
+    """The local processes: as many as asked for, or one a core, but none without a shard or, unasked, without work."""
+    shards = sum(split.shards for split in plan.splits)
+    if plan.options.workers is not None:
+        return min(plan.options.workers, shards)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, shards, -(-plan.manifest.bytes // _BYTES_WORTH_A_WORKER))
 
 
 def check_beam_args(beam_args: tuple[str, ...]) -> None:

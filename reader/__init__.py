@@ -1,1 +1,9 @@
-"""Shards in, a shuffled, batched, prefetched `tf.data` stream out."""
+"""Shards in, a shuffled, batched, prefetched `tf.data` stream out.
+
+from reader import load
+model.fit(load("out", split="train", batch_size=256, targets="same"), epochs=10)
+"""
+
+from .stream import load
+
+__all__ = ["load"]

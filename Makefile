@@ -1,0 +1,42 @@
+# Everything below sets itself up in .venv; a machine with Python and make is enough.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+INSTALLED := $(VENV)/installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo install check lint types test bench clean
+
+help:  ## print this list
+	@sed -n 's/^\([a-z]*\):.*##/\1\t/p' Makefile
+
+demo: install  ## roll out real episodes, build shards from them, train a Keras model from the shards
+	$(RUN) examples/demo.py --folder demo
+
+install: $(INSTALLED)  ## install the project and all it needs into .venv
+
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+check: lint types test  ## all that CI runs
+
+lint: install  ## style and common mistakes
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+types: install  ## mypy, strict
+	$(RUN) -m mypy
+
+test: install  ## the tests
+	$(RUN) -m pytest
+
+bench: install  ## speed and memory beside other systems; about 20 minutes, on a machine that does nothing else
+	$(RUN) -m pip install --quiet --editable '.[bench]'
+	$(RUN) benchmarks/bench_build.py
+	$(RUN) benchmarks/bench_stream.py
+
+clean:  ## remove all that the commands above have made
+	rm -rf $(VENV) demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,124 @@
+"""The epoch order: which window comes at which position, a pure function of (seed, epoch).
+
+The shards of a split are permuted and taken some at a time; all windows of such a pool are permuted together. Any
+range of positions can be asked for on its own, so there is no shuffle buffer to fill, and nothing to be read or
+remembered of what came before.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from math import isqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.keyed_hash import keyed_hash
+
+Int64s = NDArray[np.int64]
+_ROUNDS = 6
+_U = np.uint32
+MAX_POOL_WINDOWS = 2**32 - 2**17  # the arithmetic below stays within 32 bits
+
+
+class ShuffledOrder:
+    """A new order each epoch, of a split whose shards hold `windows` windows each.
+
+    Pools have `pool` shards, or fewer so that they are alike in size.
+    """
+
+    def __init__(self, windows: Int64s, seed: int, pool: int) -> None:
+        self._windows = np.asarray(windows, np.int64)
+        self._seed = seed
+        pools = -(-len(self._windows) // pool)
+        self._ends = len(self._windows) * np.arange(pools + 1) // pools
+        self._pools_of = lru_cache(maxsize=2)(self._pools)  # two epochs meet where one ends
+
+    def __len__(self) -> int:
+        return int(self._windows.sum())
+
+    def parts(self, epoch: int, begin: int, end: int) -> Iterator[tuple[Int64s, Int64s]]:
+        """The windows at the positions [begin, end), as (shard, row in it) arrays, a pair for each pool they touch."""
+        shards, firsts = self._pools_of(epoch)
+        number = int(np.searchsorted(firsts, begin, side="right")) - 1
+        while begin < end:
+            first, stop = int(firsts[number]), int(firsts[number + 1])
+            positions = np.arange(begin - first, min(end, stop) - first)
+            key = permutation_key(self._seed, epoch, 1 + number)
+            yield self._rows(shards[number], stop - first, positions, key)
+            begin, number = min(end, stop), number + 1
+
+    def _pools(self, epoch: int) -> tuple[list[Int64s], Int64s]:
+        """(the shards of each pool of an epoch, the first position of each pool and the end of the last)."""
+        shards = np.argsort(keyed_hash(np.arange(len(self._windows)), self._seed, epoch), kind="stable")
+        sums = np.concatenate([[0], np.cumsum(self._windows[shards])])
+        return np.split(shards, self._ends[1:-1]), sums[self._ends]
+
+    def _rows(self, shards: Int64s, total: int, positions: Int64s, key: NDArray[_U]) -> tuple[Int64s, Int64s]:
+        index = permute(positions, total, key).astype(np.int64)
+        ends = np.cumsum(self._windows[shards])
+        place = np.searchsorted(ends, index, side="right")
+        return shards[place], index - (ends - self._windows[shards])[place]
+
+
+class FixedOrder:
+    """The same order in every epoch, given as (shard, row in it) arrays of all windows."""
+
+    def __init__(self, shards: Int64s, rows: Int64s) -> None:
+        self._shards, self._rows = shards, rows
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def parts(self, epoch: int, begin: int, end: int) -> Iterator[tuple[Int64s, Int64s]]:
+        """As in `ShuffledOrder`."""
+        yield self._shards[begin:end], self._rows[begin:end]
+
+
+Order = ShuffledOrder | FixedOrder
+
+
+def permutation_key(*key: int) -> NDArray[_U]:
+    """The key of a permutation from any whole numbers."""
+    return keyed_hash(np.arange(2 * _ROUNDS), *key, 0).astype(_U)
+
+
+def permute(positions: Int64s, size: int, key: NDArray[_U]) -> NDArray[_U]:
+    """Where a keyed permutation of range(size), size < 2**32 - 2**17, sends each position: computed, not looked up.
+
+    A Feistel network over pairs (high, low) of a base near the square root of the size; what falls beyond the size is
+    sent through again until it falls within. Sources: Luby, Rackoff, "How to construct pseudorandom permutations from
+    pseudorandom functions", SIAM J. Comput. 1988; Black, Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002.
+
+    >>> sorted(permute(np.arange(10), 10, permutation_key(7)).tolist())
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    """
+    low_base = isqrt(size - 1) + 1 if size > 1 else 1
+    high_base = -(-size // low_base)
+    a, b = _U(low_base), _U(high_base)
+
+    def once(x: NDArray[_U]) -> NDArray[_U]:
+        high = x // a
+        low = x - high * a
+        for k in range(0, 2 * _ROUNDS, 4):
+            high += _scramble(low, key[k], key[k + 1], b)
+            high -= b * (high >= b)
+            low += _scramble(high, key[k + 2], key[k + 3], a)
+            low -= a * (low >= a)
+        return high * a + low
+
+    sent = once(positions.astype(_U))
+    while len(outside := np.flatnonzero(sent >= size)):  # high_base * low_base - size < low_base: next to none
+        sent[outside] = once(sent[outside])
+    return sent
+
+
+def _scramble(x: NDArray[_U], add: _U, multiply: _U, base: _U) -> NDArray[_U]:
+    """A keyed hash of each x, reduced to range(base), base <= 2**16."""
+    x = x + add
+    x *= _U(0x9E3779B1)
+    x ^= x >> _U(15)
+    x *= multiply | _U(1)
+    x >>= _U(16)
+    x *= base
+    x >>= _U(16)
+    return x

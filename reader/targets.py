@@ -1,0 +1,48 @@
+"""From a dict of features to what `model.fit` takes: `(x, y)`, or whatever a function of the dict gives."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from shards.errors import OptionError
+from shards.manifest import Manifest
+
+Batch = dict[str, tf.Tensor]
+Targets = None | Literal["same"] | int | Callable[[Batch], Any]
+
+
+def check_targets(targets: Targets, manifest: Manifest, provenance: bool) -> None:
+    """OptionError unless `targets` is None, "same", a number of steps shorter than a window, or a function."""
+    if targets is None or callable(targets):
+        return
+    if provenance:
+        raise OptionError("provenance=True has no place in (x, y): give a function as targets, or none")
+    if targets == "same":
+        return
+    if type(targets) is not int:
+        raise OptionError(f'targets must be None, "same", a number of steps or a function, not {targets!r}')
+    if not 0 < targets < manifest.length:
+        raise OptionError(f"targets={targets} must leave a step to x: windows have {manifest.length} steps")
+
+
+def apply_targets(batch: Batch, targets: Targets) -> Any:
+    """A batch of {name: (B, length, ...)} as the caller wants it; one feature alone comes out of its dict.
+
+    None: the dict. "same": (x, x). h: (the first length - h steps, the last h steps). A function: what it gives.
+    """
+    if targets is None:
+        return batch
+    if callable(targets):
+        return targets(batch)
+    if targets == "same":
+        x = _bare(batch)
+        return x, x
+    return (
+        _bare({name: values[:, :-targets] for name, values in batch.items()}),
+        _bare({name: values[:, -targets:] for name, values in batch.items()}),
+    )
+
+
+def _bare(batch: Batch) -> Any:
+    return next(iter(batch.values())) if len(batch) == 1 else batch

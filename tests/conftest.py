@@ -1,0 +1,62 @@
+"""What several test files share: episodes on disk, a dataset built in this process, and the windows it must hold."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline import BuildOptions, plan
+from pipeline.draft import read_task, stage_plan, task_places
+from pipeline.publish import publish
+from pipeline.write import write_shard
+from shards import Dataset, open_dataset
+
+SaveEpisodes = Callable[[Path, Sequence[np.ndarray] | Mapping[str, np.ndarray]], str]
+BuildHere = Callable[..., Dataset]
+WindowsOf = Callable[[Sequence[np.ndarray], int, int], dict[tuple[int, int], bytes]]
+
+
+def _save_episodes(folder: Path, arrays: Sequence[np.ndarray] | Mapping[str, np.ndarray]) -> str:
+    """Save arrays as NAME.npy, or as e000.npy, e001.npy, ... when they have no names; returns the folder."""
+    named = arrays if isinstance(arrays, Mapping) else {f"e{i:03d}": array for i, array in enumerate(arrays)}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, array in named.items():
+        file = folder / f"{name}.npy"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.save(file, array)
+    return str(folder)
+
+
+def _build_here(inputs: str, output: Path, **options: Any) -> Dataset:
+    """Build a dataset in this process, without Beam: the plan is staged, and each shard written from it in turn."""
+    planned = plan(BuildOptions(inputs=(inputs,), output=str(output), **options))
+    stage_plan(planned)
+    tasks = [read_task(planned.staging, place) for place in task_places(planned.staging)]
+    publish(str(output), planned.staging, [write_shard(planned.recipe, task) for task in tasks])
+    return open_dataset(output)
+
+
+def _windows_of(arrays: Sequence[np.ndarray], length: int, shift: int) -> dict[tuple[int, int], bytes]:
+    """{(episode, first step): the bytes of the window}, of every window there is."""
+    return {
+        (episode, start): array[start : start + length].tobytes()
+        for episode, array in enumerate(arrays)
+        for start in range(0, len(array) - length + 1, shift)
+    }
+
+
+@pytest.fixture(scope="session")
+def save_episodes() -> SaveEpisodes:
+    return _save_episodes
+
+
+@pytest.fixture(scope="session")
+def build_here() -> BuildHere:
+    return _build_here
+
+
+@pytest.fixture(scope="session")
+def windows_of() -> WindowsOf:
+    return _windows_of

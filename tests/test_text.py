@@ -1,0 +1,42 @@
+import pytest
+
+from shards.text import format_bytes, format_table
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1, "1 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (2**20 - 1, "1.0 MiB"),  # not 1024.0 KiB
+        (2**20, "1.0 MiB"),
+        (128 * 2**20, "128.0 MiB"),
+        (3 * 2**30, "3.0 GiB"),
+        (5 * 2**40, "5.0 TiB"),
+        (7 * 2**50, "7.0 PiB"),
+        (2**62, "4096.0 PiB"),
+    ],
+)
+def test_sizes_have_the_unit_in_which_they_are_short(count: int, text: str) -> None:
+    assert format_bytes(count) == text
+
+
+def test_a_table_aligns_names_left_and_numbers_right() -> None:
+    rows = [("train", "1,024", "8"), ("validation", "3", "16")]
+
+    assert format_table(("split", "windows", "shards"), rows).splitlines() == [
+        "split       windows  shards",
+        "train         1,024       8",
+        "validation        3      16",
+    ]
+
+
+def test_a_table_without_rows_is_its_header() -> None:
+    assert format_table(("split", "windows"), []) == "split  windows"
+
+
+def test_a_tables_lines_do_not_end_in_spaces() -> None:
+    assert format_table(("a", "b"), [("longer", "")]).splitlines() == ["a       b", "longer"]
