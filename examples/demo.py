@@ -24,7 +24,7 @@ LENGTH, SHIFT, CODE = 32, 4, 12
 
 
 def play(folder: Path, episodes: int) -> None:
-    """Roll out CartPole-v1 with a policy that acts at random now and then, and save each episode's (T, 4) observations."""
+    """Roll out CartPole-v1, acting at random now and then, and save each episode's (T, 4) observations."""
     folder.mkdir(parents=True)
     env = gymnasium.make("CartPole-v1")
     for episode in range(episodes):

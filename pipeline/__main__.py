@@ -36,6 +36,8 @@ def _parser() -> Command:
         command.set_defaults(run=run)
         if run is _plan:
             command.add_argument("--json", action="store_true", help="print JSON")
+        else:
+            command.set_defaults(interrupted="; no dataset was written")
     return parser
 
 

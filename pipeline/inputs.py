@@ -53,6 +53,8 @@ def _expand(place: str) -> tuple[str, Iterator[tuple[str, int]]]:
     if found and not os.path.isdir(place):
         folder = place[: place.rindex("/") + 1]
         return folder, iter([(place, file_size(place))])
+    if not found and not is_remote(place):  # on an object store a folder is no more than the files in it
+        raise EpisodeError(f"input {place!r} is not there")
     folder = place.rstrip("/") + "/"
     return folder, (item for item in _files_below(folder) if item[0].endswith(SUFFIX))
 

@@ -77,6 +77,8 @@ def plan_splits(
     Errors: EpisodeError when there are too few windows or episodes, OptionError for more shards than windows.
     """
     windows = count_windows(steps, length, shift)
+    if not windows.any():
+        raise EpisodeError(f"no episode is as long as one window, {length} steps: the longest has {steps.max()}")
     plans = []
     for number, (name, episodes) in enumerate(split_episodes(windows, fractions, seed).items()):
         total = int(windows[episodes].sum())
@@ -98,8 +100,6 @@ def split_episodes(windows: Int64s, fractions: Mapping[str, str], seed: int) -> 
     Returns {split: rows, ascending}.
     """
     usable = np.flatnonzero(windows)
-    if not len(usable):
-        raise EpisodeError("no episode is as long as one window")
     if len(usable) < len(fractions):
         raise EpisodeError(
             f"{len(fractions)} splits need as many episodes that are as long as one window, but there are {len(usable)}"

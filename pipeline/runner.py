@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,9 @@ def check_beam_args(beam_args: tuple[str, ...]) -> None:
         return
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    for argument in beam_args:
+    for before, argument in pairwise(("", *beam_args)):
+        if not argument.startswith("-") and not (before.startswith("--") and "=" not in before):
+            raise OptionError(f"unexpected argument {argument!r}: neither a flag nor the value of one")
         if argument.startswith("-") and not argument.startswith("--"):
             raise OptionError(f"{argument} is no flag of this command; flags begin with two dashes")
     with _quiet_log():

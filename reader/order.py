@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from shards.keyed_hash import keyed_hash
 
 Int64s = NDArray[np.int64]
-_ROUNDS = 6
 _U = np.uint32
+_SORTED = 2**16  # up to this size a permutation is sorted once, which is uniform; beyond, computed where it is needed
+_ROUNDS = 6  # of the computed one
 MAX_POOL_WINDOWS = 2**32 - 2**17  # the arithmetic below stays within 32 bits
 
 
@@ -43,8 +44,10 @@ class ShuffledOrder:
         while begin < end:
             first, stop = int(firsts[number]), int(firsts[number + 1])
             positions = np.arange(begin - first, min(end, stop) - first)
-            key = permutation_key(self._seed, epoch, 1 + number)
-            yield self._rows(shards[number], stop - first, positions, key)
+            index = permute(positions, stop - first, self._seed, epoch, 1 + number)
+            ends = np.cumsum(self._windows[shards[number]])
+            place = np.searchsorted(ends, index, side="right")
+            yield shards[number][place], index - (ends - self._windows[shards[number]])[place]
             begin, number = min(end, stop), number + 1
 
     def _pools(self, epoch: int) -> tuple[list[Int64s], Int64s]:
@@ -52,12 +55,6 @@ class ShuffledOrder:
         shards = np.argsort(keyed_hash(np.arange(len(self._windows)), self._seed, epoch), kind="stable")
         sums = np.concatenate([[0], np.cumsum(self._windows[shards])])
         return np.split(shards, self._ends[1:-1]), sums[self._ends]
-
-    def _rows(self, shards: Int64s, total: int, positions: Int64s, key: NDArray[_U]) -> tuple[Int64s, Int64s]:
-        index = permute(positions, total, key).astype(np.int64)
-        ends = np.cumsum(self._windows[shards])
-        place = np.searchsorted(ends, index, side="right")
-        return shards[place], index - (ends - self._windows[shards])[place]
 
 
 class FixedOrder:
@@ -77,22 +74,30 @@ class FixedOrder:
 Order = ShuffledOrder | FixedOrder
 
 
-def permutation_key(*key: int) -> NDArray[_U]:
-    """The key of a permutation from any whole numbers."""
-    return keyed_hash(np.arange(2 * _ROUNDS), *key, 0).astype(_U)
+def permute(positions: Int64s, size: int, *key: int) -> Int64s:
+    """Where a keyed permutation of range(size), size <= MAX_POOL_WINDOWS, sends each position.
 
-
-def permute(positions: Int64s, size: int, key: NDArray[_U]) -> NDArray[_U]:
-    """Where a keyed permutation of range(size), size < 2**32 - 2**17, sends each position: computed, not looked up.
-
-    A Feistel network over pairs (high, low) of a base near the square root of the size; what falls beyond the size is
-    sent through again until it falls within. Sources: Luby, Rackoff, "How to construct pseudorandom permutations from
-    pseudorandom functions", SIAM J. Comput. 1988; Black, Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002.
-
-    >>> sorted(permute(np.arange(10), 10, permutation_key(7)).tolist())
+    >>> sorted(permute(np.arange(10), 10, 7).tolist())
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
-    low_base = isqrt(size - 1) + 1 if size > 1 else 1
+    if size <= _SORTED:
+        return _sorted_permutation(size, key)[positions]
+    return _computed_permutation(positions, size, keyed_hash(np.arange(2 * _ROUNDS), *key).astype(_U))
+
+
+@lru_cache(maxsize=4)
+def _sorted_permutation(size: int, key: tuple[int, ...]) -> Int64s:
+    return np.argsort(keyed_hash(np.arange(size), *key), kind="stable")
+
+
+def _computed_permutation(positions: Int64s, size: int, key: NDArray[_U]) -> Int64s:
+    """A Feistel network over pairs (high, low) of a base near the square root of the size: nothing is looked up.
+
+    What falls beyond the size is sent through again until it falls within. Sources: Luby, Rackoff, "How to construct
+    pseudorandom permutations from pseudorandom functions", SIAM J. Comput. 1988; Black, Rogaway, "Ciphers with
+    arbitrary finite domains", CT-RSA 2002.
+    """
+    low_base = isqrt(size - 1) + 1
     high_base = -(-size // low_base)
     a, b = _U(low_base), _U(high_base)
 
@@ -109,7 +114,7 @@ def permute(positions: Int64s, size: int, key: NDArray[_U]) -> NDArray[_U]:
     sent = once(positions.astype(_U))
     while len(outside := np.flatnonzero(sent >= size)):  # high_base * low_base - size < low_base: next to none
         sent[outside] = once(sent[outside])
-    return sent
+    return sent.astype(np.int64)
 
 
 def _scramble(x: NDArray[_U], add: _U, multiply: _U, base: _U) -> NDArray[_U]:

@@ -23,8 +23,8 @@ class Command(argparse.ArgumentParser):
 def run_command(parser: Command, arguments: Sequence[str] | None, rest: str | None = None) -> int:
     """Parse the arguments, call the `run` that the chosen command has set, and return the exit status.
 
-    Arguments that no flag takes are an error, or go into the list `rest` if one is named. An EpisodeWindowsError or
-    OSError becomes one message on stderr.
+    Arguments that no flag takes are an error, or go into the list `rest` if one is named. An EpisodeWindowsError, an
+    OSError and Ctrl-C become one message on stderr; that for Ctrl-C ends with `parsed.interrupted`, if it is set.
     """
     parsed, unknown = parser.parse_known_args(arguments)
     if rest is not None:
@@ -44,6 +44,6 @@ def run_command(parser: Command, arguments: Sequence[str] | None, rest: str | No
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return _FAILED
     except KeyboardInterrupt:
-        print(f"{parser.prog}: interrupted", file=sys.stderr)
+        print(f"{parser.prog}: interrupted{getattr(parsed, 'interrupted', '')}", file=sys.stderr)
         return _INTERRUPTED
     return status

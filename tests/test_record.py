@@ -305,4 +305,5 @@ def test_the_largest_episode_and_step_come_back() -> None:
     assert (MAX_EPISODES, MAX_STEPS) == (2**35, 2**42)
     assert layout.field("episode").values(records).tolist() == [2**35 - 1]
     assert layout.field("start").values(records).tolist() == [2**42 - 1]
-    assert (EPISODE, START) == (Feature("episode", "int64", ()), Feature("start", "int64", ()))
+    assert Feature("episode", "int64", ()) == EPISODE
+    assert Feature("start", "int64", ()) == START

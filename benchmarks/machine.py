@@ -1,0 +1,35 @@
+"""Where and when figures were taken: they go with every result."""
+
+import json
+import os
+import platform
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+
+def describe_machine() -> dict[str, Any]:
+    """Processor, cores, memory, date and versions."""
+    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return {
+        "cpu": cpu[0].partition(":")[2].strip() if cpu else platform.processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "date": date.today().isoformat(),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("tensorflow", "tensorflow-cpu", "keras", "apache-beam", "numpy")},
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except ImportError:
+        return None
+
+
+def write_results(file: Path, results: dict[str, Any]) -> None:
+    """Write results as JSON, making the folder."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(results, indent=1) + "\n")

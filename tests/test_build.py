@@ -1,0 +1,307 @@
+"""The job with real Beam in real processes: the right windows, the same bytes, and an end in bounded time."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import SaveEpisodes, WindowsOf
+
+from pipeline import BuildOptions, build, plan
+from shards import BuildError, Dataset, OptionError, OutputError, open_dataset
+
+LENGTH, SHIFT = 16, 5
+
+
+@pytest.fixture(scope="module")
+def episodes() -> list[np.ndarray]:
+    random = np.random.default_rng(1)
+    return [random.standard_normal((steps, 3)).astype(np.float32) for steps in (200, 10, 333, 64, 16, 90, 121)]
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory, episodes: list[np.ndarray], save_episodes: SaveEpisodes) -> str:
+    return save_episodes(tmp_path_factory.mktemp("build") / "in", episodes)
+
+
+def options(inputs: str, output: Path, **more: object) -> BuildOptions:
+    values = {
+        "window_length": LENGTH,
+        "shift": SHIFT,
+        "name": "waves",
+        "seed": 3,
+        "splits": {"train": "0.7", "test": "0.3"},
+        "num_shards": {"train": 5, "test": 2},
+        **more,
+    }
+    return BuildOptions(inputs=(inputs,), output=str(output), **values)  # type: ignore[arg-type]
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {
+        str(file.relative_to(folder)): sha256(file.read_bytes()).hexdigest()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
+
+
+def found(dataset: Dataset) -> dict[tuple[int, int], bytes]:
+    windows = {}
+    for split in dataset.values():
+        where, values = split.provenance(), split[:]["window"]
+        for episode, start, value in zip(where["episode"].tolist(), where["start"].tolist(), values, strict=True):
+            windows[episode, start] = value.tobytes()
+    return windows
+
+
+def test_a_build_holds_every_window_once_and_leaves_nothing_else(
+    inputs: str, episodes: list[np.ndarray], windows_of: WindowsOf, tmp_path: Path
+) -> None:
+    told: list[set[str]] = []
+    manifest = build(options(inputs, tmp_path / "out", workers=2), on_shards=told.append)
+    dataset = open_dataset(tmp_path / "out")
+    assert dataset.manifest == manifest
+    assert manifest.windows == sum(len(windows) for windows in dataset.values())
+    assert found(dataset) == windows_of(episodes, LENGTH, SHIFT)
+    files = {shard.file for split in manifest.splits for shard in split.shards}
+    assert told[-1] == files
+    assert set(os.listdir(tmp_path / "out")) == files | {
+        "manifest.json",
+        "episodes.csv",
+        "dataset_info.json",
+        "features.json",
+    }
+
+
+def test_manifest_sizes_and_digests_are_those_of_the_files(inputs: str, tmp_path: Path) -> None:
+    manifest = build(options(inputs, tmp_path / "out", workers=1))
+    got = digests(tmp_path / "out")
+    assert {s.file: s.sha256 for split in manifest.splits for s in split.shards} == {
+        file: digest for file, digest in got.items() if ".tfrecord-" in file
+    }
+    assert manifest.episodes_sha256 == got["episodes.csv"]
+
+
+def test_every_number_of_workers_and_order_of_files_gives_the_same_bytes(
+    inputs: str, episodes: list[np.ndarray], save_episodes: SaveEpisodes, tmp_path: Path
+) -> None:
+    names = [f"e{i:03d}" for i in range(len(episodes))]
+    other = tmp_path / "other"
+    for name, episode in reversed(list(zip(names, episodes, strict=True))):  # listed by age, they come the other way
+        save_episodes(other, {name: episode})
+    results = []
+    for number, (source, workers, beam_args) in enumerate(
+        [
+            (inputs, 1, ()),
+            (inputs, 2, ()),
+            (str(other), 3, ()),
+            (inputs, 2, ("--direct_running_mode=multi_threading",)),
+        ]
+    ):
+        output = tmp_path / str(number)
+        build(options(source, output, workers=workers, beam_args=beam_args))
+        results.append(digests(output))
+    assert len(results[0]) == 11
+    assert results == [results[0]] * 4
+
+
+def test_the_seed_changes_the_order_and_the_splits(inputs: str, tmp_path: Path) -> None:
+    got = [digests(tmp_path / str(seed)) for seed in (1, 2) if build(options(inputs, tmp_path / str(seed), seed=seed))]
+    shards = [name for name in got[0] if ".tfrecord-" in name]
+    assert all(got[0][name] != got[1].get(name) for name in shards)
+
+
+def test_an_occupied_folder_is_refused_and_left_alone(inputs: str, tmp_path: Path) -> None:
+    build(options(inputs, tmp_path / "out", workers=1))
+    before = digests(tmp_path / "out")
+    with pytest.raises(OutputError, match=r"already holds a dataset: choose another folder, or .* --overwrite"):
+        build(options(inputs, tmp_path / "out", seed=9))
+    assert digests(tmp_path / "out") == before
+
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.tex").write_text("all of it")
+    for overwrite in (False, True):
+        with pytest.raises(OutputError, match=r"is not empty, and what it holds is no dataset \(thesis\.tex\)"):
+            build(options(inputs, tmp_path / "home", overwrite=overwrite))
+    assert os.listdir(tmp_path / "home") == ["thesis.tex"]
+
+
+def test_overwrite_replaces_a_dataset_and_only_that(inputs: str, tmp_path: Path) -> None:
+    build(options(inputs, tmp_path / "out", workers=1))
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    manifest = build(options(inputs, tmp_path / "out", workers=1, num_shards=3, name="ripples", overwrite=True))
+    assert open_dataset(tmp_path / "out").manifest == manifest
+    assert sorted(os.listdir(tmp_path / "out")) == sorted(
+        ["manifest.json", "episodes.csv", "dataset_info.json", "features.json", "notes.txt"]
+        + [f"ripples-{split}.tfrecord-{i:05d}-of-00003" for split in ("train", "test") for i in range(3)]
+    )
+
+
+def test_a_folder_without_room_is_refused_before_anything_is_written(inputs: str, tmp_path: Path) -> None:
+    huge = tmp_path / "huge"
+    huge.mkdir()
+    with (huge / "sparse.npy").open("wb") as file:  # 4 TiB of zeros that take no room
+        header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776,)}"
+        file.write(b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + header.ljust(117) + b"\n")
+        file.truncate(128 + 4 * 2**40)
+    with pytest.raises(OutputError, match=r"the dataset needs [\d,]+ bytes, but [\d,]+ are free where"):
+        build(BuildOptions(inputs=(str(huge),), output=str(tmp_path / "out"), window_length=2**20))
+    assert not (tmp_path / "out").exists()
+
+
+def test_shards_larger_than_memory_are_refused(tmp_path: Path) -> None:
+    huge = tmp_path / "in"
+    huge.mkdir()
+    steps = 64 * 2**30
+    with (huge / "sparse.npy").open("wb") as file:
+        header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({steps},)}}".encode()
+        file.write(b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + header.ljust(117) + b"\n")
+        file.truncate(128 + steps)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if memory > steps:
+        pytest.skip("this machine could hold the shard")
+    window = 2**20
+    with pytest.raises((OptionError, OutputError), match=r"ask for more shards, or fewer --workers|are free where"):
+        build(BuildOptions(inputs=(str(huge),), output=str(tmp_path / "out"), window_length=window, num_shards=1))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_must_not_be_written_to_is_refused(inputs: str, tmp_path: Path) -> None:
+    (tmp_path / "fixed").mkdir(mode=0o500)
+    with pytest.raises(OutputError, match="cannot be written: no permission in"):
+        build(options(inputs, tmp_path / "fixed" / "out"))
+
+
+def test_a_file_in_the_way_is_refused(inputs: str, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(OutputError, match=r"cannot be a folder: .* is a file"):
+        build(options(inputs, tmp_path / "out"))
+
+
+def test_an_episode_that_shrinks_after_planning_fails_the_build_by_name(
+    episodes: list[np.ndarray], save_episodes: SaveEpisodes, tmp_path: Path
+) -> None:
+    source = save_episodes(tmp_path / "in", episodes)
+    planned = plan(options(source, tmp_path / "out", workers=2))
+    os.truncate(tmp_path / "in" / "e002.npy", 1000)
+    (tmp_path / "in" / "e005.npy").unlink()
+    with pytest.raises(BuildError) as caught:
+        build(planned)
+    message = str(caught.value)
+    assert "e002.npy ended before its 333 steps: it changed while the build ran" in message
+    assert "e005.npy could not be read while the build ran: No such file or directory" in message
+    assert "No dataset was written" in message
+    assert os.listdir(tmp_path / "out") == ["incomplete.tmp"]
+
+
+def test_a_failed_build_can_be_run_again(
+    episodes: list[np.ndarray], save_episodes: SaveEpisodes, windows_of: WindowsOf, tmp_path: Path
+) -> None:
+    source = save_episodes(tmp_path / "in", episodes)
+    planned = plan(options(source, tmp_path / "out", workers=1))
+    (tmp_path / "in" / "e002.npy").rename(tmp_path / "away.npy")
+    with pytest.raises(BuildError, match=r"e002\.npy could not be read"):
+        build(planned)
+    (tmp_path / "away.npy").rename(tmp_path / "in" / "e002.npy")
+    build(options(source, tmp_path / "out", workers=1))
+    assert found(open_dataset(tmp_path / "out")) == windows_of(episodes, LENGTH, SHIFT)
+
+
+# A build in a process of its own, large enough to be interrupted: some seconds, some shards.
+
+
+@pytest.fixture(scope="module")
+def long_inputs(tmp_path_factory: pytest.TempPathFactory, save_episodes: SaveEpisodes) -> str:
+    folder = tmp_path_factory.mktemp("long") / "in"
+    return save_episodes(folder, [np.zeros(400_000, np.float32) + i for i in range(4)])
+
+
+@pytest.fixture
+def running(long_inputs: str, tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-m", "pipeline", "build", "--input", long_inputs, "--output", str(tmp_path / "out")]
+    command += ["--window_length", "64", "--shift", "1", "--num_shards", "40", "--workers", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def wait_for_shards(folder: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(list(folder.glob("incomplete.tmp/*.tfrecord-?????-of-?????"))) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def descendants(parent: int) -> dict[int, str]:
+    """{process: command line} of all processes below one."""
+    parents, commands = {}, {}
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            text = status.read_text()
+            commands[int(status.parent.name)] = (status.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        match = re.search(r"^PPid:\t(\d+)", text, re.MULTILINE)
+        assert match is not None
+        parents[int(status.parent.name)] = int(match[1])
+    below = {parent}
+    while more := {process for process, above in parents.items() if above in below} - below:
+        below |= more
+    return {process: commands.get(process, "") for process in below - {parent}}
+
+
+def gone(processes: list[int]) -> bool:
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{process}").exists() and not _is_zombie(process) for process in processes):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _is_zombie(process: int) -> bool:
+    try:
+        return ") Z " in Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def test_a_killed_worker_ends_the_build_with_a_message(running: "subprocess.Popen[str]", tmp_path: Path) -> None:
+    wait_for_shards(tmp_path / "out", 2)
+    below = descendants(running.pid)
+    workers = [process for process, command in below.items() if "sdk_worker_main" in command]
+    assert workers
+    os.kill(workers[-1], signal.SIGKILL)
+    _, error = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert "a process of the job was killed, perhaps for want of memory: try fewer --workers or more shards" in error
+    assert "Traceback" not in error
+    assert os.listdir(tmp_path / "out") == ["incomplete.tmp"]
+    assert gone(list(below))
+
+
+def test_an_interrupted_build_says_so_and_leaves_no_process(running: "subprocess.Popen[str]", tmp_path: Path) -> None:
+    wait_for_shards(tmp_path / "out", 2)
+    below = descendants(running.pid)
+    running.send_signal(signal.SIGINT)
+    _, error = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert error.splitlines()[-1] == "python -m pipeline: interrupted; no dataset was written"
+    assert os.listdir(tmp_path / "out") == ["incomplete.tmp"]
+    assert gone(list(below))
+
+
+def test_the_job_ends_with_its_launcher(running: "subprocess.Popen[str]", tmp_path: Path) -> None:
+    wait_for_shards(tmp_path / "out", 2)
+    below = descendants(running.pid)
+    running.kill()
+    assert gone(list(below))
+    assert os.listdir(tmp_path / "out") == ["incomplete.tmp"]

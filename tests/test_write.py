@@ -1,0 +1,282 @@
+import os
+from collections.abc import Callable
+from hashlib import sha256
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import write
+from pipeline.episodes import survey
+from pipeline.inputs import find_episodes
+from pipeline.write import Recipe, ShardDone, ShardTask, SourceEpisode, Span, make_records, write_shard
+from shards import EpisodeError, Feature
+from shards.features import DTYPES
+
+LENGTH, SHIFT = 5, 2
+KEY = (7, 2, 0, 0)
+
+Sources = dict[int, SourceEpisode]
+Prepare = Callable[[list[np.ndarray]], tuple[Recipe, Sources]]
+Found = list[tuple[int, int, bytes]]  # (episode, first step, the bytes of the window)
+
+
+def random_values(dtype: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """Values of any bits at all: NaNs of every payload, signalling ones included."""
+    raw = np.random.default_rng(seed).integers(0, 256, prod(shape) * DTYPES[dtype].itemsize, np.uint8)
+    if dtype == "bool":
+        return (raw & 1).view(bool).reshape(shape)
+    if DTYPES[dtype].kind in "fcV":
+        raw[: 2 * DTYPES[dtype].itemsize] = 0xFF  # NaNs whatever the seed
+        raw[3 :: 16 * DTYPES[dtype].itemsize] |= 0x80
+    return raw.view(DTYPES[dtype]).reshape(shape)
+
+
+def stored(array: np.ndarray, order: str, big_endian: bool) -> np.ndarray:
+    """The same bits of each value, as they may lie in a file."""
+    if big_endian:
+        array = array.byteswap().view(array.dtype.newbyteorder(">"))
+    return np.asfortranarray(array) if order == "F" else np.ascontiguousarray(array)
+
+
+def recipe_of(
+    folder: Path, episodes: list[np.ndarray], length: int = LENGTH, shift: int = SHIFT
+) -> tuple[Recipe, Sources]:
+    """Save episodes; what it takes to write shards of them."""
+    (folder / "in").mkdir()
+    for i, episode in enumerate(episodes):
+        np.save(folder / f"in/{i:03d}.npy", episode)
+    table = survey(find_episodes([str(folder / "in")]))
+    rows = zip(table.paths, table.steps, table.offsets, table.big_endian, table.fortran_order, strict=True)
+    sources = {
+        i: SourceEpisode(path, int(steps), int(offset), bool(big), bool(fortran))
+        for i, (path, steps, offset, big, fortran) in enumerate(rows)
+    }
+    feature = Feature("window", table.dtype, (length, *table.step_shape))
+    return Recipe(table.root, str(folder), feature, length, shift), sources
+
+
+@pytest.fixture
+def prepare(tmp_path: Path) -> Prepare:
+    return lambda episodes: recipe_of(tmp_path, episodes)
+
+
+def task_of(spans: list[Span], sources: Sources, key: tuple[int, ...] = KEY) -> ShardTask:
+    named = {span.episode: sources[span.episode] for span in spans}
+    return ShardTask("d-train.tfrecord-00000-of-00001", key, tuple(spans), named)
+
+
+def read_back(recipe: Recipe, records: np.ndarray) -> Found:
+    """What each record holds, in order."""
+    assert recipe.layout.damaged(records).tolist() == []
+    episodes, starts, windows = (recipe.layout.field(name).values(records) for name in ("episode", "start", "window"))
+    return [
+        (episode, start, window.tobytes())
+        for episode, start, window in zip(episodes.tolist(), starts.tolist(), windows, strict=True)
+    ]
+
+
+def slices(spans: list[Span], arrays: list[np.ndarray], length: int = LENGTH, shift: int = SHIFT) -> Found:
+    """What `read_back` must give, sorted."""
+    return sorted(
+        (episode, i * shift, arrays[episode][i * shift : i * shift + length].tobytes())
+        for episode, first, size in spans
+        for i in range(first, first + size)
+    )
+
+
+LAYOUTS = [
+    (dtype, order, big_endian)
+    for dtype in DTYPES
+    for order in "CF"
+    for big_endian in (False, True)
+    if not big_endian or (DTYPES[dtype].itemsize > 1 and dtype != "bfloat16")
+]
+
+
+@pytest.mark.parametrize("step_shape", [(), (3,), (2, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "order", "big_endian"),
+    LAYOUTS,
+    ids=[f"{dtype}-{order}-{'big' if big_endian else 'little'}" for dtype, order, big_endian in LAYOUTS],
+)
+def test_windows_are_the_slices_of_the_episodes_bit_for_bit(
+    prepare: Prepare, dtype: str, order: str, big_endian: bool, step_shape: tuple[int, ...]
+) -> None:
+    arrays = [random_values(dtype, (steps, *step_shape), seed=steps) for steps in (11, 6, 24)]
+    recipe, sources = prepare([stored(array, order, big_endian) for array in arrays])
+    spans = [Span(2, 4, 6), Span(0, 0, 4), Span(1, 0, 1), Span(2, 0, 3)]
+
+    records = make_records(recipe, task_of(spans, sources))
+
+    assert recipe.feature == Feature("window", dtype, (LENGTH, *step_shape))
+    assert sorted(read_back(recipe, records)) == slices(spans, arrays)
+
+
+@pytest.mark.parametrize("big_endian", [False, True], ids=["little", "big"])
+@pytest.mark.parametrize("step_shape", [(3,), (2, 3)], ids=str)
+def test_a_large_fortran_range_is_read_column_by_column(
+    prepare: Prepare, monkeypatch: pytest.MonkeyPatch, step_shape: tuple[int, ...], big_endian: bool
+) -> None:
+    arrays = [random_values("float64", (40, *step_shape), seed) for seed in range(2)]
+    recipe, sources = prepare([stored(array, "F", big_endian) for array in arrays])
+    task = task_of([Span(0, 3, 9), Span(1, 0, 18), Span(0, 15, 1)], sources)
+    in_one_read = make_records(recipe, task)
+    monkeypatch.setattr(write, "_ONE_READ_BYTES", 0)
+
+    column_by_column = make_records(recipe, task)
+
+    assert column_by_column.tobytes() == in_one_read.tobytes()
+    assert sorted(read_back(recipe, column_by_column)) == slices(list(task.spans), arrays)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    length=st.integers(1, 9),
+    shift=st.integers(1, 12),
+    order=st.sampled_from("CF"),
+    whole=st.booleans(),
+    data=st.data(),
+)
+def test_any_spans_give_their_windows(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[int],
+    length: int,
+    shift: int,
+    order: str,
+    whole: bool,
+    data: st.DataObject,
+) -> None:
+    arrays = [random_values("int16", (steps, 2), seed) for seed, steps in enumerate(lengths)]
+    folder = tmp_path_factory.mktemp("spans")
+    recipe, sources = recipe_of(folder, [stored(array, order, False) for array in arrays], length, shift)
+    every = [(episode, i) for episode, array in enumerate(arrays) for i in range((len(array) - length) // shift + 1)]
+    chosen = every if whole else data.draw(st.lists(st.sampled_from(every), unique=True)) if every else []
+    spans = [Span(episode, i, 1) for episode, i in data.draw(st.permutations(chosen))]
+
+    records = make_records(recipe, task_of(spans, sources))
+
+    assert sorted(read_back(recipe, records)) == slices(spans, arrays, length, shift)
+
+
+def test_one_episode_may_hold_many_spans_and_steps_between_windows(tmp_path: Path) -> None:
+    array = random_values("uint8", (100, 2))
+    recipe, sources = recipe_of(tmp_path, [array], length=3, shift=20)
+    spans = [Span(0, 3, 2), Span(0, 0, 1), Span(0, 2, 1), Span(0, 1, 1)]
+
+    records = make_records(recipe, task_of(spans, sources))
+
+    assert sorted(read_back(recipe, records)) == slices(spans, [array], 3, 20)
+
+
+def test_the_order_within_a_shard_is_pinned_and_keyed(prepare: Prepare) -> None:
+    recipe, sources = prepare([np.arange(40, dtype="u1"), np.arange(40, dtype="u1")])
+    spans = [Span(1, 2, 5), Span(0, 0, 4)]
+
+    records, again, other = (
+        make_records(recipe, task_of(spans, sources, key)) for key in ((7, 2, 0, 0), (7, 2, 0, 0), (7, 2, 0, 1))
+    )
+
+    places = [(episode, start) for episode, start, _ in read_back(recipe, records)]
+    assert places == [(0, 2), (1, 10), (0, 0), (1, 8), (0, 6), (1, 12), (0, 4), (1, 6), (1, 4)]
+    assert again.tobytes() == records.tobytes()
+    assert sorted(read_back(recipe, other)) == sorted(read_back(recipe, records))
+    assert other.tobytes() != records.tobytes()
+
+
+def test_a_shard_is_written_whole_and_described(prepare: Prepare, tmp_path: Path) -> None:
+    recipe, sources = prepare([random_values("float32", (20, 3))])
+    task = task_of([Span(0, 0, 8)], sources)
+
+    done = write_shard(recipe, task)
+
+    data = (tmp_path / task.file).read_bytes()
+    assert done == ShardDone(task.file, 8, 8 * recipe.layout.record_bytes, sha256(data).hexdigest(), "")
+    assert data == make_records(recipe, task).tobytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [task.file, "in"]
+
+
+def test_a_shard_is_written_again_over_itself(prepare: Prepare, tmp_path: Path) -> None:
+    recipe, sources = prepare([random_values("float32", (20, 3))])
+    task = task_of([Span(0, 0, 8)], sources)
+    (tmp_path / task.file).write_text("of an attempt that was cut short")
+
+    assert write_shard(recipe, task) == write_shard(recipe, task)
+    assert (tmp_path / task.file).stat().st_size == 8 * recipe.layout.record_bytes
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("left", [0, 100, 128, 150, 400])
+def test_a_file_that_shrank_since_the_plan_is_named(prepare: Prepare, tmp_path: Path, order: str, left: int) -> None:
+    recipe, sources = prepare(
+        [random_values("float32", (40, 3)), stored(random_values("float32", (40, 3)), order, False)]
+    )
+    os.truncate(tmp_path / "in/001.npy", left)
+    task = task_of([Span(0, 0, 8), Span(1, 10, 8)], sources)
+
+    with pytest.raises(EpisodeError, match=r"/in/001\.npy .*changed while the build ran"):
+        make_records(recipe, task)
+    done = write_shard(recipe, task)
+    assert (done.file, done.records, done.bytes, done.sha256) == (task.file, 0, 0, "")
+    assert f"{tmp_path}/in/001.npy" in done.error
+    assert not (tmp_path / task.file).exists()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [np.zeros((40, 3), "f8"), np.zeros((41, 3), "f4"), np.zeros((40, 3), ">f4"), np.zeros((40, 3), "f4", order="F")],
+    ids=["dtype", "steps", "byte order", "memory order"],
+)
+def test_a_file_that_was_replaced_since_the_plan_is_named(prepare: Prepare, tmp_path: Path, other: np.ndarray) -> None:
+    recipe, sources = prepare([random_values("float32", (40, 3))])
+    np.save(tmp_path / "in/000.npy", other)
+
+    done = write_shard(recipe, task_of([Span(0, 0, 8)], sources))
+
+    assert f"{tmp_path}/in/000.npy" in done.error
+    assert "changed" in done.error
+
+
+def test_a_file_that_is_gone_since_the_plan_is_named(prepare: Prepare, tmp_path: Path) -> None:
+    recipe, sources = prepare([random_values("float32", (40, 3))])
+    (tmp_path / "in/000.npy").unlink()
+
+    with pytest.raises(EpisodeError, match=r"/in/000\.npy could not be read while the build ran: No such file"):
+        make_records(recipe, task_of([Span(0, 0, 8)], sources))
+
+
+def test_a_shard_that_cannot_be_written_is_named(prepare: Prepare, tmp_path: Path) -> None:
+    recipe, sources = prepare([random_values("float32", (40, 3))])
+    task = task_of([Span(0, 0, 8)], sources)
+    (tmp_path / task.file).mkdir()
+
+    done = write_shard(recipe, task)
+
+    assert done[:4] == (task.file, 0, 0, "")
+    assert done.error.startswith(f"{task.file}: ")
+
+
+paths = st.text(st.characters(exclude_characters="\0"), max_size=9)
+
+
+@given(
+    key=st.lists(st.integers(0, 2**63 - 1), max_size=4).map(tuple),
+    spans=st.lists(st.tuples(st.integers(0, 2**35 - 1), st.integers(0, 2**42), st.integers(1, 9)), max_size=4),
+    path=st.one_of(paths, st.binary(max_size=5).map(os.fsdecode)),
+    numbers=st.tuples(st.integers(0, 2**42), st.integers(0, 2**20), st.booleans(), st.booleans()),
+)
+def test_a_task_comes_back_from_its_line(
+    key: tuple[int, ...], spans: list[tuple[int, int, int]], path: str, numbers: tuple[int, int, bool, bool]
+) -> None:
+    episodes = {span[0]: SourceEpisode(path, *numbers) for span in spans}
+    task = ShardTask("d-train.tfrecord-00000-of-00001", key, tuple(Span(*span) for span in spans), episodes)
+
+    line = task.to_json()
+
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert ShardTask.from_json(line) == task
