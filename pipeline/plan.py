@@ -11,7 +11,6 @@ the same input gives the same plan on any machine and NumPy version.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,28 +94,39 @@ def plan_splits(
 def split_episodes(windows: Int64s, fractions: Mapping[str, str], seed: int) -> dict[str, Int64s]:
     """Deal the episodes that have windows to the splits, whole, by their shares of the windows.
 
-    The episodes are put into a seeded order, and each split takes a run of it that ends where the share of windows is
-    nearest to what was asked, but never takes the last episode that a later split needs.
-    Returns {split: rows, ascending}.
+    The episodes are put into a seeded order. All splits but the largest, from the smallest on, go along it once and
+    take every episode not yet taken that brings them nearer to their share; the largest takes the rest. No split stays
+    empty. Returns {split: rows, ascending}.
     """
     usable = np.flatnonzero(windows)
     if len(usable) < len(fractions):
         raise EpisodeError(
             f"{len(fractions)} splits need as many episodes that are as long as one window, but there are {len(usable)}"
         )
-    order = usable[np.argsort(keyed_hash(usable, seed, 0), kind="stable")]
-    sums = np.cumsum(windows[order])
-    shares = np.cumsum([Fraction(fraction) for fraction in fractions.values()])
-    begin, dealt = 0, {}
-    for i, (name, share) in enumerate(zip(fractions, shares, strict=True)):
-        target = share * int(sums[-1])
-        end = int(np.searchsorted(sums, ceil(target))) + 1  # episodes that reach the target; one less falls short of it
-        if end > 1 and target - int(sums[end - 2]) < int(sums[end - 1]) - target:
-            end -= 1
-        end = min(max(end, begin + 1), len(order) - (len(shares) - 1 - i))
-        dealt[name] = np.sort(order[begin:end])
-        begin = end
-    return dealt
+    left = usable[np.argsort(keyed_hash(usable, seed, 0), kind="stable")]
+    total = int(windows.sum())
+    dealt = {}
+    ascending = sorted(fractions, key=lambda name: Fraction(fractions[name]))
+    for position, name in enumerate(ascending[:-1]):
+        spare = len(left) - (len(ascending) - 1 - position)  # the splits to come need an episode each
+        taken = _take_near(windows[left], Fraction(fractions[name]) * total, spare)
+        dealt[name] = np.sort(left[taken])
+        left = np.delete(left, taken)
+    dealt[ascending[-1]] = np.sort(left)
+    return {name: dealt[name] for name in fractions}
+
+
+def _take_near(sizes: Int64s, target: Fraction, most: int) -> Int64s:
+    """Places of sizes, at least one and at most `most`, each of which brought the sum nearer to the target."""
+    smallest, lacking = int(sizes.min()), target
+    taken: list[int] = []
+    for place, size in enumerate(sizes.tolist()):
+        if 2 * lacking <= smallest or len(taken) == most:
+            break
+        if size < 2 * lacking:
+            taken.append(place)
+            lacking -= size
+    return np.array(taken or [int(sizes.argmin())])
 
 
 def windows_per_span(shard_windows: int, length: int, shift: int, step_bytes: int) -> int:
