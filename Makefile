@@ -30,7 +30,7 @@ types: install  ## mypy, strict
 	$(RUN) -m mypy
 
 test: install  ## the tests
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n auto
 
 bench: install  ## speed and memory beside other systems; about 20 minutes, on a machine that does nothing else
 	$(RUN) -m pip install --quiet --editable '.[bench]'

@@ -17,8 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from machine import describe_machine, write_results
 
+from machine import describe_machine, write_results
 from shards import load_manifest
 
 SHAPES = {"A": (64, 1), "B": (1024, 256), "C": (16384, 4096)}  # length, shift

@@ -27,9 +27,9 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 import numpy as np
 import tensorflow as tf
 from data import SHAPES, Data, make_data, window_bytes
-from machine import describe_machine, write_results
 from systems import BASELINE, SYSTEMS, UNCHECKED, Batches, ours
 
+from machine import describe_machine, write_results
 from shards import load_manifest
 
 _CHECK_MEGABYTES = 4

@@ -4,9 +4,8 @@ A job's plan does not travel through Beam: it lies in the output's staging folde
 the shards that it is given. So the job's graph and its messages stay small however many episodes there are.
 """
 
-import csv
-import io
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,6 +31,11 @@ from .write import Recipe, ShardTask, SourceEpisode, Span
 STAGING = "incomplete.tmp"
 _DRAFT, _TASKS, _TASK_INDEX = "draft.json", "tasks.jsonl", "tasks.index.json"
 _NO_DIGEST = "0" * 64
+
+
+def _quoted(text: str) -> str:
+    """A field of a CSV file; csv.writer's rules for a carriage return differ between versions of Python."""
+    return '"' + text.replace('"', '""') + '"' if re.search('[",\r\n]', text) else text
 
 
 @dataclass(frozen=True)
@@ -85,13 +89,11 @@ class DatasetPlan:
         for split in self.splits:
             for episode in split.episodes.tolist():
                 split_of[episode] = split.name
-        text = io.StringIO()
-        rows = csv.writer(text, lineterminator="\n")
-        rows.writerow(["episode", "path", "split", "steps", "windows", "left_out"])
+        rows = ["episode,path,split,steps,windows,left_out\n"]
         for i, (path, steps) in enumerate(zip(episodes.paths, episodes.steps.tolist(), strict=True)):
             why = episodes.problems.get(i, "") or ("" if windows[i] else "shorter than one window")
-            rows.writerow([i, path, split_of[i], steps, windows[i], why])
-        return text.getvalue().encode(errors="surrogateescape")
+            rows.append(f"{i},{_quoted(path)},{split_of[i]},{steps},{windows[i]},{_quoted(why)}\n")
+        return "".join(rows).encode(errors="surrogateescape")
 
     @cached_property
     def manifest(self) -> Manifest:

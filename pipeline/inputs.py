@@ -1,5 +1,6 @@
 """Which files are the episodes: from folders, globs and files to a sorted list, local or on any Beam file system."""
 
+import fnmatch
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -66,7 +67,7 @@ def glob_to_regex(glob: str) -> str:
     (True, False)
     """
     wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\])", glob)
+    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[(?:!.[^\]]*|[^!][^\]]*)\])", glob)
     return "".join(
         wild.get(part) or (_charset(part) if part.startswith("[") and part.endswith("]") else re.escape(part))
         for part in parts
@@ -74,9 +75,9 @@ def glob_to_regex(glob: str) -> str:
 
 
 def _charset(part: str) -> str:
-    negated, inside = part.startswith("[!"), part[1:-1].removeprefix("!")
-    inside = re.sub(r"([\\\]\[^&~|])", r"\\\1", inside)
-    return f"[{'^' if negated else ''}{inside}]"
+    inside = re.fullmatch(r"\(\?s:(.*)\)\\[zZ]", fnmatch.translate(part), re.DOTALL)
+    assert inside is not None
+    return f"(?!/){inside[1]}"
 
 
 def _files_below(folder: str) -> Iterator[tuple[str, int]]:

@@ -4,6 +4,7 @@ Source of the format: NumPy Enhancement Proposal 1 and `numpy.lib.format`, versi
 """
 
 import ast
+import re
 from math import prod
 from typing import NamedTuple
 
@@ -76,8 +77,8 @@ def parse_header(start: bytes) -> NpyHeader:
     if not isinstance(header, dict) or set(header) != {"descr", "fortran_order", "shape"}:
         raise NpyError("has a header without exactly descr, fortran_order and shape")
     shape, fortran_order = header["shape"], header["fortran_order"]
-    if not isinstance(shape, tuple) or not all(type(size) is int and 0 <= size < 2**63 for size in shape):
-        raise NpyError(f"has a header with the impossible shape {shape!r:.100}")
+    if not isinstance(shape, tuple) or not _possible(shape):
+        raise NpyError(f"has a header with the impossible shape {_shown(shape)}")
     if not isinstance(fortran_order, bool):
         raise NpyError("has a header with a fortran_order that is neither True nor False")
     name, big_endian = _parse_descr(header["descr"])
@@ -88,14 +89,30 @@ def parse_header(start: bytes) -> NpyHeader:
     return NpyHeader(name, big_endian, fortran_order and len(shape) > 1, shape, end)
 
 
+def _possible(shape: tuple[object, ...]) -> bool:
+    sizes = [size for size in shape if type(size) is int and 0 <= size < 2**63]
+    return len(sizes) == len(shape) <= 64 and prod(sizes) < 2**63
+
+
+def _shown(value: object) -> str:
+    try:
+        return f"{value!r:.100}"
+    except ValueError:  # an integer of more digits than Python prints
+        return "(a number of thousands of digits)"
+
+
 def _parse_descr(descr: object) -> tuple[str, bool]:
     """(dtype name, whether big-endian) of a header's dtype description."""
     if descr == "<V2":  # what NumPy writes for ml_dtypes.bfloat16; true void data is "|V2"
         return "bfloat16", False
+    if isinstance(descr, list):
+        raise NpyError(f"holds {_REFUSED_KINDS['V']}, which cannot be windows")
+    if not isinstance(descr, str) or not re.fullmatch(r"[<>=|]?[?b-zA-Z][a-z]*[0-9]*(\[[0-9A-Za-z]+\])?", descr):
+        raise NpyError(f"has the unknown dtype {_shown(descr)}")
     try:
-        dtype = np.dtype(descr)  # type: ignore[call-overload]
-    except (TypeError, ValueError, SyntaxError, OverflowError):
-        raise NpyError(f"has the unknown dtype {descr!r:.100}") from None
+        dtype = np.dtype(descr)
+    except (TypeError, ValueError, OverflowError):
+        raise NpyError(f"has the unknown dtype {_shown(descr)}") from None
     if dtype.hasobject:
         raise NpyError(f"holds {_REFUSED_KINDS['O']}")
     if dtype.kind in _REFUSED_KINDS:

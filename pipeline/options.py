@@ -69,7 +69,9 @@ class BuildOptions:
         if self.on_error not in get_args(OnError):
             raise OptionError(f"on_error must be fail or skip, not {self.on_error!r}")
         _check_splits(self.splits)
-        if self.num_shards is not None and not isinstance(self.num_shards, int):
+        if not isinstance(self.num_shards, int | Mapping | None):
+            raise OptionError(f"num_shards must be a whole number or one a split, not {self.num_shards!r}")
+        if isinstance(self.num_shards, Mapping):
             for split in self.num_shards:
                 if split not in self.splits:
                     raise OptionError(f"num_shards names {split!r}, which is none of the splits {list(self.splits)}")
@@ -101,7 +103,7 @@ def _check_splits(splits: Mapping[str, str]) -> None:
     for split, fraction in splits.items():
         if not is_split_name(split):
             raise OptionError(f"split {split!r} must be {NAME_RULE}")
-        if not isinstance(fraction, str) or not re.fullmatch(r"[0-9]+|[0-9]*\.[0-9]+", fraction):
+        if not isinstance(fraction, str) or not re.fullmatch(r"[0-9]{1,9}|[0-9]{0,9}\.[0-9]{1,99}", fraction):
             raise OptionError(f"the fraction of split {split} must be a decimal number such as 0.8, not {fraction!r}")
         if not Fraction(fraction):
             raise OptionError(f"the fraction of split {split} is 0; leave the split out instead")

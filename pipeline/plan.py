@@ -81,7 +81,7 @@ def plan_splits(
     plans = []
     for number, (name, episodes) in enumerate(split_episodes(windows, fractions, seed).items()):
         total = int(windows[episodes].sum())
-        shards = shard_counts[name] or -(-total * record_bytes // shard_size)
+        shards = shard_counts[name] or min(total, -(-total * record_bytes // shard_size))
         if shards > total:
             raise OptionError(f"num_shards asks for {shards} shards of split {name}, which has {total} windows")
         most = windows_per_span(total // shards, length, shift, step_bytes)

@@ -63,6 +63,8 @@ def finished_manifest(draft: Manifest, staging: str, done: Sequence[ShardDone]) 
     splits = tuple(replace(split, shards=tuple(map(finish, split.shards))) for split in draft.splits)
     if written:
         raise BuildError(f"the job wrote shards that were not planned: {', '.join(sorted(written))}")
+    if missing := {shard.file for split in splits for shard in split.shards} - set(list_files(staging)):
+        raise BuildError(f"shards were written, but {staging} does not hold them: {', '.join(sorted(missing)[:3])}")
     return replace(draft, splits=splits)
 
 

@@ -20,6 +20,7 @@ from shards.keyed_hash import keyed_hash
 from shards.record import Field, RecordLayout, record_layout
 
 from .files import join, open_file, write_file
+from .npy import NpyError, NpyHeader, parse_header
 
 _ONE_READ_BYTES = 64 * 2**20  # a Fortran-order range is read whole up to this, column by column beyond
 
@@ -150,11 +151,17 @@ def read_spans(recipe: Recipe, episode: SourceEpisode, spans: Iterable[Span]) ->
     Errors: EpisodeError, which names the file, when it can no longer be read as it was planned.
     """
     path = recipe.root + episode.path
+    shape = (episode.steps, *recipe.feature.shape[1:])
+    planned = NpyHeader(recipe.feature.dtype, episode.big_endian, episode.fortran_order, shape, episode.offset)
     try:
         with open_file(path) as opened:
+            if parse_header(opened.read(episode.offset)) != planned:
+                raise NpyError
             for span in spans:
                 first = span.first * recipe.shift
                 yield span, _read_steps(opened, recipe, episode, first, (span.size - 1) * recipe.shift + recipe.length)
+    except NpyError:
+        raise EpisodeError(f"{path} is not the file that was planned with: it changed while the build ran") from None
     except EOFError:
         raise EpisodeError(f"{path} ended before its {episode.steps} steps: it changed while the build ran") from None
     except OSError as error:

@@ -12,8 +12,6 @@ from shards.dataset import map_records
 from shards.manifest import Split
 from shards.record import Field, RecordLayout
 
-# Each mapped shard holds a file descriptor, of which a process often may have 1024.
-_MAPPED_SHARDS = 128
 # Records this large are copied one by one; smaller ones are taken whole, in blocks that stay in the second-level cache,
 # since `take` into given memory is the fastest copy of scattered rows that NumPy has.
 _LARGE_RECORD = 2**14
@@ -21,11 +19,14 @@ _BLOCK_BYTES = 2**17
 
 
 class Gatherer:
-    """Copies windows of a split, wherever they lie, into arrays. Safe to call from several threads."""
+    """Copies windows of a split, wherever they lie, into arrays. Safe to call from several threads.
 
-    def __init__(self, folder: Path, split: Split, layout: RecordLayout, fields: Sequence[Field]) -> None:
+    It keeps up to `maps` shards mapped, each of which holds a file descriptor.
+    """
+
+    def __init__(self, folder: Path, split: Split, layout: RecordLayout, fields: Sequence[Field], maps: int) -> None:
         self._fields = fields
-        self._records = lru_cache(maxsize=_MAPPED_SHARDS)(lambda i: map_records(folder, split.shards[i], layout))
+        self._records = lru_cache(maxsize=maps)(lambda i: map_records(folder, split.shards[i], layout))
         self._local = threading.local()
         self._block = max(1, _BLOCK_BYTES // layout.record_bytes)
         self._large = layout.record_bytes >= _LARGE_RECORD

@@ -1,27 +1,24 @@
 """The whole path from shards to training batches, in one function: `load`."""
 
+import itertools
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from shards.dataset import check_shards, open_dataset
+from shards.dataset import Windows, open_dataset
 from shards.errors import OptionError
-from shards.manifest import Split, load_manifest
-from shards.record import Field
+from shards.manifest import Split
 
+from .chunks import PARALLEL_CHUNKS, Chunks, batches_per_chunk, chunk_function
 from .device import prefetch
 from .gather import Gatherer
-from .memory import Buffers
 from .order import MAX_POOL_WINDOWS, FixedOrder, Order, ShuffledOrder
 from .targets import Batch, Targets, apply_targets, check_targets
 
-_PARALLEL_CHUNKS = 2  # gathers in flight: one for the stream, one ahead of it
-_CHUNK_BYTES = 2**24  # of windows gathered in one call: small against a pool, large against the cost of a call
-_CHUNK_BATCHES = 128
+_MAPS_AT_RANDOM = 128  # mapped shards kept where the order jumps among all; each holds a file descriptor
 
 
 def load(
@@ -54,33 +51,31 @@ def load(
     Errors: OptionError; DatasetNotFoundError, SplitNotFoundError, ManifestError, FormatVersionError and ShardError, all
     before the first batch.
     """
-    folder = Path(path)
-    manifest = load_manifest(folder)
-    chosen = manifest.split(split)
-    check_shards(folder, chosen)
-    _check_options(batch_size, seed, pool, chosen)
-    check_targets(targets, manifest, provenance)
-    fields = manifest.layout.fields if provenance else manifest.layout.data_fields
-    order = _order(folder, chosen, shuffle, seed, pool)
+    source = open_dataset(path)
+    chosen, layout = source[split], source.manifest.layout
+    _check_options(batch_size, seed, pool, chosen.split)
+    check_targets(targets, source.manifest, provenance)
+    fields = layout.fields if provenance else layout.data_fields
+    count = len(chosen) // batch_size * batch_size if drop_remainder else len(chosen)
+    if count == 0:
+        raise OptionError(f"drop_remainder leaves nothing: split {split} has {len(chosen)} windows, less than a batch")
 
-    windows = len(order) // batch_size * batch_size if drop_remainder else len(order)
-    if windows == 0:
-        raise OptionError(f"drop_remainder leaves nothing: split {split} has {len(order)} windows, less than a batch")
-    per_chunk = batch_size * _batches_per_chunk(batch_size * sum(field.feature.nbytes for field in fields))
-    chunks = -(-windows // per_chunk)
-    gather = _gathering(Gatherer(folder, chosen, manifest.layout, fields), order, fields, per_chunk, windows)
+    order = _shuffled(chosen.split, seed, pool) if shuffle else _sorted(chosen)
+    gatherer = Gatherer(source.folder, chosen.split, layout, fields, maps=2 * pool if shuffle else _MAPS_AT_RANDOM)
+    size = batch_size * batches_per_chunk(batch_size * sum(field.feature.nbytes for field in fields))
+    chunks = Chunks(gatherer, order, fields, size, count)
 
     dataset = _epochs()  # number of this epoch
-    dataset = dataset.flat_map(lambda epoch: _numbered(epoch, chunks))  # (epoch, chunk)
-    dataset = dataset.map(gather, num_parallel_calls=_PARALLEL_CHUNKS)  # {name: (batches * B, length, ...)}
+    dataset = dataset.flat_map(lambda epoch: _numbered(epoch, len(chunks)))  # (epoch, chunk)
+    dataset = dataset.map(chunk_function(chunks, fields), PARALLEL_CHUNKS)  # {name: (batches * B, length, ...)}
+    dataset.chunks = chunks  # see chunk_function; whatever is made from this dataset keeps it
     dataset = dataset.prefetch(1)
-    dataset = dataset.rebatch(batch_size)  # {name: (B, length, ...)}, slices of the chunk
-    dataset = dataset.map(lambda batch: _with_static_batch(batch, batch_size, windows))
+    dataset = dataset.rebatch(batch_size, drop_remainder=count % batch_size == 0)  # {name: (B, length, ...)}, no copy
     if map_fn is not None:
-        dataset = dataset.map(map_fn, num_parallel_calls=tf.data.AUTOTUNE)
+        dataset = dataset.map(map_fn, num_parallel_calls=tf.data.AUTOTUNE)  # {name: anything}
     if targets is not None:
         dataset = dataset.map(lambda batch: apply_targets(batch, targets))  # (x, y)
-    dataset = dataset.apply(tf.data.experimental.assert_cardinality(-(-windows // batch_size)))
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(-(-count // batch_size)))
     return prefetch(dataset.with_options(_options()))
 
 
@@ -93,66 +88,27 @@ def _check_options(batch_size: int, seed: int, pool: int, split: Split) -> None:
         raise OptionError(f"a pool of {pool} shards of {most} windows is too large: choose a smaller pool")
 
 
-def _order(folder: Path, split: Split, shuffle: bool, seed: int, pool: int) -> Order:
-    if shuffle:
-        return ShuffledOrder(np.array([shard.windows for shard in split.shards]), seed, pool)
-    where = open_dataset(folder)[split.name].provenance()
+def _shuffled(split: Split, seed: int, pool: int) -> Order:
+    return ShuffledOrder(np.array([shard.windows for shard in split.shards]), seed, pool)
+
+
+def _sorted(windows: Windows) -> Order:
+    where = windows.provenance()
     places = np.lexsort((where["start"], where["episode"]))
-    firsts = np.cumsum([0] + [shard.windows for shard in split.shards])
+    firsts = np.cumsum([0] + [shard.windows for shard in windows.split.shards])
     shards = np.searchsorted(firsts, places, side="right") - 1
     return FixedOrder(shards, places - firsts[shards])
 
 
 def _epochs() -> tf.data.Dataset:
     """One element, the number of the epoch: 0 the first time that the dataset is iterated, then 1, and so on."""
-    numbers = count()
+    numbers = itertools.count()
     one = tf.data.Dataset.range(1)
     return one.map(lambda _: tf.ensure_shape(tf.numpy_function(lambda: np.int64(next(numbers)), [], tf.int64), ()))
 
 
 def _numbered(epoch: tf.Tensor, chunks: int) -> tf.data.Dataset:
     return tf.data.Dataset.range(chunks).map(lambda chunk: (epoch, chunk))
-
-
-def _batches_per_chunk(batch_bytes: int) -> int:
-    return max(1, min(_CHUNK_BYTES // batch_bytes, _CHUNK_BATCHES))
-
-
-def _gathering(
-    gatherer: Gatherer, order: Order, fields: tuple[Field, ...], per_chunk: int, windows: int
-) -> Callable[[tf.Tensor, tf.Tensor], Batch]:
-    """The stage (epoch, chunk) -> {name: (n, length, ...)}: `per_chunk` windows, and at the end what is left."""
-    idle = _PARALLEL_CHUNKS + 4  # being filled, prefetched, cut into batches
-    buffers = [Buffers(per_chunk * field.nbytes, idle) for field in fields]
-
-    def fill(epoch: np.int64, chunk: np.int64) -> list[np.ndarray]:
-        begin = int(chunk) * per_chunk
-        size = min(per_chunk, windows - begin)
-        outs = [
-            memory.array((size, field.nbytes), np.dtype(np.uint8))
-            for memory, field in zip(buffers, fields, strict=True)
-        ]
-        at = 0
-        for shards, rows in order.parts(int(epoch), begin, begin + size):
-            gatherer.gather(shards, rows, [out[at : at + len(rows)] for out in outs])
-            at += len(rows)
-        return [field.of(out) for field, out in zip(fields, outs, strict=True)]
-
-    def gather(epoch: tf.Tensor, chunk: tf.Tensor) -> Batch:
-        filled = tf.numpy_function(fill, [epoch, chunk], [tf.as_dtype(field.feature.numpy_dtype) for field in fields])
-        return {
-            field.feature.name: tf.ensure_shape(values, (None, *field.feature.shape))
-            for field, values in zip(fields, filled, strict=True)
-        }
-
-    return gather
-
-
-def _with_static_batch(batch: Batch, batch_size: int, windows: int) -> Batch:
-    """The same batch, with its size known before it comes where all batches are full."""
-    if windows % batch_size:
-        return batch
-    return {name: tf.ensure_shape(values, (batch_size, *values.shape[1:])) for name, values in batch.items()}
 
 
 def _options() -> tf.data.Options:

@@ -1,6 +1,7 @@
 """Random access to a dataset's windows with NumPy alone: `open_dataset(path)["train"][i]`."""
 
 import csv
+import io
 import mmap
 from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
@@ -65,7 +66,7 @@ class Dataset(Mapping[str, "Windows"]):
             raise ManifestError(f"{file} cannot be read: {error.strerror}; copy the dataset again") from error
         if sha256(text).hexdigest() != self.manifest.episodes_sha256:
             raise ManifestError(f"{file} is not the file that the manifest describes; copy the dataset again")
-        lines = csv.DictReader(text.decode(errors="surrogateescape").splitlines(keepends=True))
+        lines = csv.DictReader(io.StringIO(text.decode(errors="surrogateescape"), newline=""))
         return tuple(line["path"] for line in lines)
 
 
@@ -124,7 +125,8 @@ class Windows:
         outside = (indices < -len(self)) | (indices >= len(self))
         if outside.any():
             raise IndexError(f"index {indices[outside].flat[0]} is out of range for {len(self)} windows")
-        return np.atleast_1d(np.where(indices < 0, indices + len(self), indices).astype(np.int64)), indices.ndim == 0
+        indices = indices.astype(np.int64)
+        return np.atleast_1d(np.where(indices < 0, indices + len(self), indices)), indices.ndim == 0
 
     def _gather(self, indices: NDArray[np.int64], names: list[str]) -> dict[str, np.ndarray]:
         shards = np.searchsorted(self._first, indices, side="right") - 1

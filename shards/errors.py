@@ -7,7 +7,7 @@
     ├── BuildError                  1  a build that began and did not finish
     └── DatasetError                1  what lies on disk is not what a dataset should be
         ├── DatasetNotFoundError    2  no manifest there (a FileNotFoundError)
-        ├── SplitNotFoundError      2  the dataset has no split of that name (a LookupError)
+        ├── SplitNotFoundError      2  the dataset has no split of that name (a KeyError)
         ├── FormatVersionError      1  written by a newer version of this project
         ├── ManifestError           1  a manifest that is damaged or contradicts itself
         └── ShardError              1  a shard that is missing or differs from the manifest
@@ -69,10 +69,11 @@ class DatasetNotFoundError(DatasetError, FileNotFoundError):
     exit_status = 2
 
 
-class SplitNotFoundError(DatasetError, LookupError):
+class SplitNotFoundError(DatasetError, KeyError):
     """The dataset has no split of this name."""
 
     exit_status = 2
+    __str__ = Exception.__str__  # KeyError's would show the message as a quoted literal
 
 
 class FormatVersionError(DatasetError):

@@ -5,6 +5,7 @@ stops in `parse_manifest`; code behind it trusts what it gets. The file is descr
 """
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from .errors import DatasetNotFoundError, FormatVersionError, ManifestError, SplitNotFoundError
 from .features import DTYPES, Feature
 from .naming import EPISODES, MANIFEST, ShardName, is_name, is_split_name
-from .record import MAX_WINDOW_BYTES, RecordLayout, record_layout
+from .record import EPISODE, MAX_WINDOW_BYTES, START, RecordLayout, record_layout
 
 FORMAT = "episode-windows"
 FORMAT_VERSION = 1
@@ -219,6 +220,10 @@ def parse_manifest(text: bytes, file: str = MANIFEST) -> Manifest:
     names = [split.name for split in manifest.splits]
     if not names or len(set(names)) < len(names):
         raise top.wrong("splits", "must be named apart, and one at least")
+    if sum(split.episodes for split in manifest.splits) != manifest.source.episodes:
+        raise top.wrong("source.episodes", "is not the sum of the splits' episodes")
+    if any((f.dtype, f.shape[1:]) != (manifest.source.dtype, manifest.source.step_shape) for f in features):
+        raise top.wrong("features", "differ from source.dtype and source.step_shape")
     if any(feature.shape[:1] != (length,) for feature in features):
         raise top.wrong("features", f"must begin with the window's length, {length}, in their shapes")
     return manifest
@@ -239,8 +244,13 @@ def _parse_features(top: "_Object") -> tuple[tuple[Feature, ...], RecordLayout]:
         features.append(feature)
     if not features:
         raise top.wrong("features", "holds no data")
+    names = [feature.name for feature in (*features, EPISODE, START)]
+    if len(set(names)) < len(names):
+        raise top.wrong("features", "must be named apart")
     layout = record_layout(features)
-    if [item.document for item in documents] != _feature_documents(layout):
+    if json.dumps([item.document for item in documents], sort_keys=True) != json.dumps(
+        _feature_documents(layout), sort_keys=True
+    ):
         raise top.wrong("features", "does not lie where this format puts it")
     top.expect("record_bytes", layout.record_bytes)
     return tuple(features), layout
@@ -266,7 +276,10 @@ def _parse_split(item: "_Object", dataset: str, record_bytes: int) -> Split:
         document.expect("bytes", records * record_bytes)
         shards.append(Shard(document.text("file"), records, records, records * record_bytes, document.digest("sha256")))
         document.end()
-    split = Split(name, item.text("fraction"), item.integer("episodes"), tuple(shards))
+    fraction = item.text("fraction")
+    if not re.fullmatch(r"[0-9]+|[0-9]*\.[0-9]+", fraction):
+        raise item.wrong("fraction", f"is {fraction!r:.200}, not a decimal number")
+    split = Split(name, fraction, item.integer("episodes"), tuple(shards))
     item.expect("records", split.windows)
     item.expect("windows", split.windows)
     item.expect("bytes", split.bytes)

@@ -65,7 +65,7 @@ def to_name(text: str) -> str:
     ('my_data_v2', 'dataset_2026', 'dataset')
     """
     cleaned = re.sub("[^a-z0-9_]", "_", text.lower())[:80]
-    return cleaned if is_name(cleaned) else "_".join(filter(None, ["dataset", cleaned.strip("_")]))
+    return cleaned if is_name(cleaned) else f"dataset_{cleaned.strip('_')}".rstrip("_")[:80]
 
 
 def is_dataset_file(file_name: str) -> bool:

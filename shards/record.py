@@ -110,31 +110,24 @@ class RecordLayout:
 def record_layout(features: Sequence[Feature]) -> RecordLayout:
     """Lay out records that hold `features` and each window's `episode` and `start`.
 
-    float32 is a packed `float_list`, every other dtype a `bytes_list` of one little-endian C-order buffer. Offsets of
-    data and the record's size are multiples of 4, by way of length prefixes that are longer than they need be.
+    float32 is a packed `float_list`, every other dtype a `bytes_list` of one little-endian C-order buffer. Arrays begin
+    at multiples of 4, and so do records, by way of length prefixes that are longer than they need be.
     """
     fields: list[Field] = []
     body = b""
-    for feature in features:
-        encoding: Encoding = "float_list" if feature.dtype == "float32" else "bytes"
-        for padding in range(_ALIGNMENT):
-            head = _feature_head(feature.name, encoding, feature.nbytes, padding)
-            offset = _HEAD_BYTES + 1 + _LENGTH_BYTES + len(body) + len(head)
-            if offset % _ALIGNMENT == 0:
-                break
-        fields.append(Field(feature, encoding, offset, feature.nbytes))
-        body += head + bytes(feature.nbytes)
-    head = _feature_head(EPISODE.name, "varint", _EPISODE_BYTES, 0)
-    offset = _HEAD_BYTES + 1 + _LENGTH_BYTES + len(body) + len(head)
-    fields.append(Field(EPISODE, "varint", offset, _EPISODE_BYTES))
-    body += head + bytes(_EPISODE_BYTES)
-    for padding in range(_ALIGNMENT):
-        head = _feature_head(START.name, "varint", _START_BYTES, padding)
-        offset = _HEAD_BYTES + 1 + _LENGTH_BYTES + len(body) + len(head)
-        if (offset + _START_BYTES) % _ALIGNMENT == 0:
-            break
-    fields.append(Field(START, "varint", offset, _START_BYTES))
-    body += head + bytes(_START_BYTES)
+    parts: list[tuple[Feature, Encoding, int]] = [
+        *((feature, "float_list" if feature.dtype == "float32" else "bytes", feature.nbytes) for feature in features),
+        (EPISODE, "varint", _EPISODE_BYTES),
+        (START, "varint", _START_BYTES),
+    ]
+    for feature, encoding, nbytes in parts:
+        begin = _HEAD_BYTES + 1 + _LENGTH_BYTES + len(body)
+        if feature is EPISODE:  # needs no alignment: it is read byte by byte, and `start` follows
+            head = _feature_head(feature.name, encoding, nbytes, 0)
+        else:
+            head = _aligned_head(feature.name, encoding, nbytes, begin)
+        fields.append(Field(feature, encoding, begin + len(head), nbytes))
+        body += head + bytes(nbytes)
 
     data = b"\x0a" + _varint(len(body), _LENGTH_BYTES) + body  # Example.features
     length = len(data).to_bytes(8, "little")
@@ -166,6 +159,14 @@ def decode_varints(raw: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 def _varint(value: int, width: int) -> bytes:
     return encode_varints(np.array([value]), width).tobytes()
+
+
+def _aligned_head(name: str, encoding: Encoding, nbytes: int, begin: int) -> bytes:
+    """The head of a feature from byte `begin` on, such that its array begins, or `start` ends, at a multiple of 4."""
+    tail = nbytes if encoding == "varint" else 0
+    # A byte of padding may make an outer length need one more byte of its own, so that 0 to 3 do not always suffice.
+    heads = (_feature_head(name, encoding, nbytes, padding) for padding in range(2 * _ALIGNMENT))
+    return next(head for head in heads if (begin + len(head) + tail) % _ALIGNMENT == 0)
 
 
 def _feature_head(name: str, encoding: Encoding, nbytes: int, padding: int) -> bytes:

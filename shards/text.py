@@ -10,7 +10,7 @@ def format_bytes(count: int) -> str:
     ('999 B', '128.0 MiB', '1.5 KiB')
     """
     size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
-    while size >= 1024 and len(units) > 1:
+    while round(size, 1) >= 1024 and len(units) > 1:
         size /= 1024
         units.pop(0)
     return f"{count} B" if units[0] == "B" else f"{size:.1f} {units[0]}"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SaveEpisodes, WindowsOf
 
+from conftest import SaveEpisodes, WindowsOf
 from pipeline import BuildOptions, build, plan
 from shards import BuildError, Dataset, OptionError, OutputError, open_dataset
 

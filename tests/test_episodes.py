@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import SaveEpisodes
 
+from conftest import SaveEpisodes
 from pipeline.episodes import Episodes, survey
 from pipeline.inputs import find_episodes
 from shards import EpisodeError

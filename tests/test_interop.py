@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import BuildHere, SaveEpisodes, WindowsOf
 
+from conftest import BuildHere, SaveEpisodes, WindowsOf
 from shards.features import DTYPES
 
 ROOT = Path(__file__).parent.parent

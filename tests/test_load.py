@@ -1,7 +1,9 @@
 """The stream: every window once an epoch, shapes known beforehand, and clear errors before training starts."""
 
+import gc
 import json
 import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import BuildHere, SaveEpisodes, WindowsOf
 
+from conftest import BuildHere, SaveEpisodes, WindowsOf
 from reader import load
+from reader.chunks import Chunks
 from shards import (
     DatasetNotFoundError,
     FormatVersionError,
@@ -327,3 +330,22 @@ def test_batches_are_on_the_gpu(folder: Path) -> None:
         pytest.skip("no GPU is visible")
     batch = next(iter(load(folder, batch_size=15)))
     assert "GPU" in batch["window"].device
+
+
+def test_what_a_stream_holds_goes_with_it(folder: Path, windows: dict[tuple[int, int], bytes]) -> None:
+    dataset = load(folder, batch_size=10, provenance=True)
+    chunks = weakref.ref(_find_chunks(dataset))
+    iterator = iter(dataset.map(lambda batch: batch["start"]))
+    del dataset
+    gc.collect()
+    assert sum(len(batch) for batch in iterator) == len(windows)
+    del iterator
+    gc.collect()
+    assert chunks() is None
+
+
+def _find_chunks(dataset: tf.data.Dataset) -> Chunks:
+    while not hasattr(dataset, "chunks"):
+        (dataset,) = dataset._inputs()
+    assert isinstance(dataset.chunks, Chunks)
+    return dataset.chunks

@@ -96,7 +96,7 @@ def test_a_split_cannot_be_called_all() -> None:
         ("..", "dataset"),
         ("Füße", "f__e"),
         ("a" * 300, "a" * 80),
-        ("9" * 300, "dataset_" + "9" * 80),
+        ("9" * 300, "dataset_" + "9" * 72),
     ],
 )
 def test_any_text_has_a_name_near_it(text: str, name: str) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import BuildHere, SaveEpisodes, WindowsOf
 
+from conftest import BuildHere, SaveEpisodes, WindowsOf
 from pipeline import BuildOptions, DatasetPlan, plan
 from pipeline.draft import read_draft, read_task, stage_plan, task_places
 from pipeline.publish import describe_failures, publish, published_manifest, staged_failures
@@ -227,9 +227,7 @@ def test_a_failed_shard_stops_it_and_leaves_the_output_as_it_was(
 
     job = run_job(options, between=Path(inputs, "e002.npy").unlink)
 
-    with pytest.raises(
-        BuildError, match=r"shards could not be written:\n  .*/in/e002\.npy could not be read"
-    ):
+    with pytest.raises(BuildError, match=r"shards could not be written:\n  .*/in/e002\.npy could not be read"):
         job.publish()
     assert contents(tmp_path / "out") == before
     assert "e002.npy" in "".join(staged_failures(job.plan.staging))

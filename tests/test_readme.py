@@ -1,0 +1,81 @@
+"""The README's commands and code, run as they stand there."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from conftest import SaveEpisodes
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
+CODE = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, save_episodes: SaveEpisodes) -> Path:
+    folder = tmp_path_factory.mktemp("readme")
+    random = np.random.default_rng(0)
+    save_episodes(folder / "episodes", [random.standard_normal((200 + i, 2)).astype(np.float32) for i in range(20)])
+    return folder
+
+
+def test_the_readme_holds_these_commands() -> None:
+    assert [command.split()[:4] for command in COMMANDS] == [
+        ["make", "demo"],
+        ["make", "test"],
+        ["python", "-m", "pipeline", "plan"],
+        ["python", "-m", "pipeline", "build"],
+        ["python", "-m", "shards", "info"],
+    ]
+    assert len(CODE) == 3
+
+
+def test_the_python_commands_and_code_run_in_the_order_they_stand(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    for command in COMMANDS[2:]:
+        words = [sys.executable, *command.split()[1:]]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    model = keras.Sequential([keras.layers.Input((64, 2)), keras.layers.Dense(2)])
+    model.compile(loss="mse")
+    code = CODE[0].replace("epochs=10", "epochs=2, shuffle=False, verbose=0")
+    exec(code, {"model": model})
+    assert len(model.history.history["val_loss"]) == 2
+    exec(CODE[1], {})
+    assert re.fullmatch(r"15\d \(64, 2\) \('e0\d\d\.npy', \d+\)\n", capsys.readouterr().out)
+    (folder / "shards").rename(folder / "older")
+    exec(CODE[2], {})
+    assert capsys.readouterr().out == "192\n"
+    assert (folder / "shards" / "manifest.json").exists()
+
+
+def test_make_demo_trains_a_model_that_beats_the_best_constant_answer(tmp_path: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert "$(RUN) examples/demo.py --folder demo" in makefile
+    command = [sys.executable, str(ROOT / "examples" / "demo.py"), "--folder", str(tmp_path), "--episodes", "150"]
+    done = subprocess.run(
+        [*command, "--epochs", "4"], capture_output=True, text=True, timeout=240, check=True, env=os.environ
+    )
+    match = re.search(
+        r"validation loss \d\.\d+, that of the best constant answer \d\.\d+: ratio (\d\.\d+)", done.stdout
+    )
+    assert match is not None
+    assert 0.03 < float(match[1]) < 0.3
+
+
+def test_help_of_build_names_every_flag_of_the_readme() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", "build", "--help"], capture_output=True, text=True, check=True, timeout=60
+    )
+    table = README[README.index("### Building") : README.index("Every other flag goes to Beam")]
+    flags = set(re.findall(r"^\| `(--\w+)", table, re.MULTILINE))
+    assert flags == set(re.findall(r"--\w+", done.stdout)) - {"--help", "--runner"}
