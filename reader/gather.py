@@ -33,7 +33,8 @@ class Gatherer:
 
     def gather(self, shards: NDArray[np.int64], rows: NDArray[np.int64], outs: Sequence[NDArray[np.uint8]]) -> None:
         """outs[f][j] = the bytes of field f of record rows[j] of shard shards[j]; outs[f] is (n, bytes of f)."""
-        order = np.argsort(shards, kind="stable")
+        narrow = np.min_scalar_type(int(shards.max()))  # NumPy sorts 8 and 16 bits several times faster than 64
+        order = np.argsort(shards.astype(narrow), kind="stable")
         ends = np.flatnonzero(np.diff(shards[order], append=-1)) + 1
         begin = 0
         for end in ends.tolist():
