@@ -61,7 +61,14 @@ class DatasetPlan:
     def recipe(self) -> Recipe:
         """What the workers need besides their tasks."""
         options = self.options
-        return Recipe(self.episodes.root, self.staging, self.feature, options.window_length, options.step_shift)
+        return Recipe(
+            root=self.episodes.root,
+            staging=self.staging,
+            feature=self.feature,
+            length=options.window_length,
+            shift=options.step_shift,
+            shard_bytes=max(shard.bytes for split in self.manifest.splits for shard in split.shards),
+        )
 
     @cached_property
     def source(self) -> Source:

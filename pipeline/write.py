@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from itertools import groupby
 from math import prod
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from shards.errors import EpisodeError
 from shards.features import DTYPES, Feature
 from shards.keyed_hash import keyed_hash
+from shards.memory import Buffers
 from shards.record import Field, RecordLayout, record_layout
 
 from .files import join, open_file, write_file
@@ -76,13 +78,14 @@ class ShardDone(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """What all shards of a job have in common: where to read and write, and how windows are cut."""
+    """What all shards of a job have in common: `length` and `shift` in steps, `shard_bytes` of the largest."""
 
     root: str
     staging: str
     feature: Feature
     length: int
     shift: int
+    shard_bytes: int
 
     @cached_property
     def layout(self) -> RecordLayout:
@@ -98,12 +101,14 @@ def write_shard(recipe: Recipe, task: ShardTask) -> ShardDone:
     try:
         records = make_records(recipe, task)
         data = records.data.cast("B")
-        write_file(join(recipe.staging, task.file), data)
+        with ThreadPoolExecutor(1) as pool:  # the disk is waited for while the processor hashes
+            digest = pool.submit(lambda: sha256(data).hexdigest())
+            write_file(join(recipe.staging, task.file), data)
     except (EpisodeError, OSError) as error:
         return ShardDone(
             task.file, 0, 0, "", str(error) if isinstance(error, EpisodeError) else f"{task.file}: {error}"
         )
-    return ShardDone(task.file, len(records), len(data), sha256(data).hexdigest(), "")
+    return ShardDone(task.file, len(records), len(data), digest.result(), "")
 
 
 def make_records(recipe: Recipe, task: ShardTask) -> NDArray[np.uint8]:
@@ -112,7 +117,8 @@ def make_records(recipe: Recipe, task: ShardTask) -> NDArray[np.uint8]:
     counts = [span.size for span in task.spans]
     rows = _places(sum(counts), task.key)  # the row of each window, counted through the spans
     begins = dict(zip(task.spans, np.cumsum([0, *counts]).tolist(), strict=False))
-    records = layout.empty_records(len(rows))
+    records = _memory(recipe.shard_bytes).array((len(rows), layout.record_bytes), np.dtype(np.uint8))
+    layout.write_templates(records)
     (field,) = layout.data_fields
     episodes = np.empty(len(rows), np.int64)
     starts = np.empty(len(rows), np.int64)
@@ -127,6 +133,11 @@ def make_records(recipe: Recipe, task: ShardTask) -> NDArray[np.uint8]:
     layout.write_integers(records, "start", starts)
     layout.write_checksums(records)
     return records
+
+
+@lru_cache(maxsize=1)
+def _memory(shard_bytes: int) -> Buffers:
+    return Buffers(shard_bytes, idle=1)  # a process writes one shard after another
 
 
 def _places(count: int, key: tuple[int, ...]) -> NDArray[np.int64]:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
+from shards.memory import Buffers
 from shards.record import Field
 
 from .gather import Gatherer
-from .memory import Buffers
 from .order import Order
 from .targets import Batch
 

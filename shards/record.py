@@ -79,16 +79,14 @@ class RecordLayout:
         """The field of one feature."""
         return next(field for field in self.fields if field.feature.name == name)
 
-    def empty_records(self, count: int) -> NDArray[np.uint8]:
-        """A (count, record_bytes) array of records whose data, integers and checksums are still to be written."""
-        records = np.empty((count, self.record_bytes), np.uint8)
+    def write_templates(self, records: NDArray[np.uint8]) -> None:
+        """Begin (n, record_bytes) records of undefined content: all but data, integers and checksums."""
         template = np.frombuffer(self.template, np.uint8)
         begin = 0
         for field in self.data_fields:  # the data is written once, by the caller: do not touch its memory here
             records[:, begin : field.offset] = template[begin : field.offset]
             begin = field.offset + field.nbytes
         records[:, begin:] = template[begin:]
-        return records
 
     def write_integers(self, records: NDArray[np.uint8], name: str, values: NDArray[np.int64]) -> None:
         """Write an integer feature of (n, record_bytes) records from n values."""

@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import tensorflow as tf
 
-from reader.memory import Buffers
+from shards.memory import Buffers
 
 FLOAT32 = np.dtype(np.float32)
 

@@ -56,7 +56,7 @@ def recipe_of(
         for i, (path, steps, offset, big, fortran) in enumerate(rows)
     }
     feature = Feature("window", table.dtype, (length, *table.step_shape))
-    return Recipe(table.root, str(folder), feature, length, shift), sources
+    return Recipe(table.root, str(folder), feature, length, shift, shard_bytes=2**22), sources
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Memory for batches that is used again: fresh memory costs a page fault every 4 KiB, more than the copy into it."""
+"""Memory for large arrays that is used again: fresh memory costs a page fault every 4 KiB, more than a copy into it."""
 
 import mmap
 import weakref
@@ -10,7 +10,7 @@ _HUGE_PAGE = 2**21
 
 
 class Buffers:
-    """Arrays of up to `nbytes` bytes in page-aligned memory, which TensorFlow takes over without a copy.
+    """Arrays of up to `nbytes` bytes in page-aligned memory (which TensorFlow takes over without a copy).
 
     The memory of an array is given out again once the array is gone, which is when its last reader is, a tensor
     included; so nobody's data are overwritten, and whoever keeps all tensors keeps all memory. At most `idle` pieces of
