@@ -33,9 +33,16 @@ def find_episodes(inputs: Sequence[str]) -> list[EpisodeFile]:
     sizes: dict[str, int] = {}
     folders = []
     for text, place in zip(inputs, places, strict=True):
-        folder, files = _expand(place)
+        try:
+            folder, files = _expand(place)
+            matched = dict(files)
+        except EpisodeError:
+            raise
+        except (OSError, ValueError) as error:  # Beam's are OSErrors too, but a ValueError for an unknown kind of URL
+            missing = getattr(error, "filename", None) or text
+            why = getattr(error, "strerror", None) or error
+            raise EpisodeError(f"input {missing!r} cannot be listed: {why}") from error
         folders.append(folder)
-        matched = dict(files)
         if not matched:
             raise EpisodeError(f"input {text!r} matches no {SUFFIX} file; give a folder, a file or a glob with **")
         sizes |= matched
@@ -50,14 +57,14 @@ def _expand(place: str) -> tuple[str, Iterator[tuple[str, int]]]:
     if glob is not None and not found:  # a file may well be called "run[1].npy"
         folder = place[: place.rindex("/", 0, glob.start()) + 1]
         pattern = re.compile(glob_to_regex(place), re.DOTALL)
-        return folder, (item for item in _files_below(folder) if pattern.fullmatch(item[0]))
+        return folder, (item for item in files_below(folder) if pattern.fullmatch(item[0]))
     if found and not os.path.isdir(place):
         folder = place[: place.rindex("/") + 1]
         return folder, iter([(place, file_size(place))])
     if not found and not is_remote(place):  # on an object store a folder is no more than the files in it
         raise EpisodeError(f"input {place!r} is not there")
     folder = place.rstrip("/") + "/"
-    return folder, (item for item in _files_below(folder) if item[0].endswith(SUFFIX))
+    return folder, (item for item in files_below(folder) if item[0].endswith(SUFFIX))
 
 
 def glob_to_regex(glob: str) -> str:
@@ -78,13 +85,6 @@ def _charset(part: str) -> str:
     inside = re.fullmatch(r"\(\?s:(.*)\)\\[zZ]", fnmatch.translate(part), re.DOTALL)
     assert inside is not None
     return f"(?!/){inside[1]}"
-
-
-def _files_below(folder: str) -> Iterator[tuple[str, int]]:
-    try:
-        yield from files_below(folder)
-    except OSError as error:  # Beam's errors are OSErrors too
-        raise EpisodeError(f"input {error.filename or folder!r} cannot be listed: {error.strerror or error}") from error
 
 
 def _common_folder(folders: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """What is checked between the plan and the first written byte."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from shards.errors import OptionError, OutputError
@@ -27,6 +28,8 @@ def check_window(feature: Feature) -> RecordLayout:
 
 def check_output(plan: DatasetPlan) -> None:
     """OutputError unless the output folder can take the dataset; OptionError if memory cannot take its shards."""
+    if find_spec("apache_beam") is None:
+        raise OptionError("building needs Apache Beam: pip install 'episode-windows[pipeline]'")
     output = plan.options.output
     _check_folder(output)
     if exists(join(output, MANIFEST)):
@@ -47,6 +50,10 @@ def check_output(plan: DatasetPlan) -> None:
 
 def _check_folder(output: str) -> None:
     if is_remote(output):
+        try:
+            exists(join(output, MANIFEST))
+        except (OSError, ValueError) as error:  # Beam's errors, the second for an unknown kind of URL
+            raise OutputError(f"{output} cannot be reached: {error}") from error
         return
     place = Path(output).absolute()
     while not os.path.lexists(place):

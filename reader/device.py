@@ -6,13 +6,18 @@ _HOST_BATCHES = 4
 _DEVICE_BATCHES = 2
 
 
-def prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Prefetch into host memory, and from there onto the GPU where there is exactly one to be used.
+def only_gpu() -> str | None:
+    """The name of the GPU to prefetch onto: the one that TensorFlow sees, if it sees just one.
 
-    With several GPUs, or inside a strategy, batches stay in host memory: there the strategy places them.
+    With several GPUs, or inside a strategy, it is the strategy that places batches.
     """
-    dataset = dataset.prefetch(_HOST_BATCHES)
     gpus = tf.config.list_logical_devices("GPU")
-    if len(gpus) != 1 or tf.distribute.has_strategy():
+    return gpus[0].name if len(gpus) == 1 and not tf.distribute.has_strategy() else None
+
+
+def prefetch(dataset: tf.data.Dataset, device: str | None) -> tf.data.Dataset:
+    """Prefetch into host memory, and from there onto a device if one is named."""
+    dataset = dataset.prefetch(_HOST_BATCHES)
+    if device is None:
         return dataset
-    return dataset.apply(tf.data.experimental.prefetch_to_device(gpus[0].name, buffer_size=_DEVICE_BATCHES))
+    return dataset.apply(tf.data.experimental.prefetch_to_device(device, buffer_size=_DEVICE_BATCHES))

@@ -13,7 +13,7 @@ from shards.errors import OptionError
 from shards.manifest import Split
 
 from .chunks import PARALLEL_CHUNKS, Chunks, batches_per_chunk, chunk_function
-from .device import prefetch
+from .device import only_gpu, prefetch
 from .gather import Gatherer
 from .order import MAX_POOL_WINDOWS, FixedOrder, Order, ShuffledOrder
 from .targets import Batch, Targets, apply_targets, check_targets
@@ -76,7 +76,7 @@ def load(
     if targets is not None:
         dataset = dataset.map(lambda batch: apply_targets(batch, targets))  # (x, y)
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(-(-count // batch_size)))
-    return prefetch(dataset.with_options(_options()))
+    return prefetch(dataset.with_options(_options()), only_gpu())
 
 
 def _check_options(batch_size: int, seed: int, pool: int, split: Split) -> None:

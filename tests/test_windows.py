@@ -65,3 +65,27 @@ def test_arrays_are_counted_as_their_elements_are(steps: list[int], length: int,
     assert windows.tolist() == [count_windows(one, length, shift) for one in steps]
     assert covered.tolist() == [count_covered(one, length, shift) for one in windows.tolist()]
     assert covered.dtype == windows.dtype == np.int64
+
+
+# How many episodes of how many steps three public recordings have: spoken vowels (UCI Japanese Vowels), a heart-rate
+# sensor (the samples of the HeartPy package) and synthesized speech.
+VOWELS = {7: 2, 9: 10, 10: 25, 11: 44, 12: 53, 13: 64, 14: 67, 15: 79, 16: 66, 17: 62, 18: 47, 19: 24, 20: 24, 21: 28}
+VOWELS |= {22: 13, 23: 16, 24: 8, 25: 5, 26: 2, 29: 1}
+HEART = {2483: 1, 15000: 1, 68476: 1}
+SPEECH = dict.fromkeys((80694, 71303, 77236, 15256, 210805, 159915, 81874, 73257, 78991, 16028, 220454, 163275), 1)
+
+
+@pytest.mark.parametrize(
+    ("episodes", "length", "shift", "windows", "short"),
+    [
+        (VOWELS, 7, 1, 6121, 0),
+        (VOWELS, 10, 3, 1605, 12),
+        (HEART, 256, 64, 1332, 0),
+        (SPEECH, 16384, 4096, 261, 2),
+    ],
+)
+def test_real_recordings_have_so_many_windows(
+    episodes: dict[int, int], length: int, shift: int, windows: int, short: int
+) -> None:
+    counts = count_windows(np.repeat([*episodes], [*episodes.values()]), length, shift)
+    assert (int(counts.sum()), int((counts == 0).sum())) == (windows, short)

@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from hashlib import sha256
 from math import prod
@@ -280,3 +282,31 @@ def test_a_task_comes_back_from_its_line(
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
     assert ShardTask.from_json(line) == task
+
+
+def test_an_episode_larger_than_memory_is_written_shard_by_shard(tmp_path: Path) -> None:
+    steps = 2**36  # 64 GiB of zeros that take no room on the disk
+    (tmp_path / "in").mkdir()
+    with (tmp_path / "in" / "sparse.npy").open("wb") as file:
+        header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({steps},)}}".encode()
+        file.write(b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + header.ljust(117) + b"\n")
+        file.seek(128 + 3 * 2**32)
+        file.write(b"\x07" * 2**20)
+        file.truncate(128 + steps)
+    code = f"""
+import resource
+from pipeline import BuildOptions, plan
+from pipeline.draft import read_task, stage_plan, task_places
+from pipeline.write import write_shard
+options = BuildOptions(("{tmp_path}/in",), "{tmp_path}/out", window_length=2**20, shift=2**20, num_shards=4096)
+planned = plan(options)
+stage_plan(planned)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for place in task_places(planned.staging)[:3]:
+    done = write_shard(planned.recipe, read_task(planned.staging, place))
+    assert (done.records, done.error) == (16, "")
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 2**10)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    shard_mib = 16 * (2**20 + 80) / 2**20
+    assert int(done.stdout) < 3 * shard_mib
