@@ -9,7 +9,7 @@ from shards.command import Command, run_command
 from shards.text import format_bytes
 
 from .job import build, plan
-from .options import MIB, BuildOptions, parse_num_shards, parse_size, parse_splits
+from .options import BuildOptions, parse_num_shards, parse_size, parse_splits
 from .progress import BuildProgress
 from .report import describe_plan, format_plan
 
@@ -37,7 +37,7 @@ def _parser() -> Command:
         if run is _plan:
             command.add_argument("--json", action="store_true", help="print JSON")
         else:
-            command.set_defaults(interrupted="; no dataset was written")
+            command.set_defaults(interrupted="; no dataset was written. Run the same command again to build it")
     return parser
 
 
@@ -54,7 +54,7 @@ def _add_options(command: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of the splits and of the order on disk (default: 0)")
     size = command.add_mutually_exclusive_group()
     size.add_argument("--num_shards", metavar="N or SPLIT=N,...", help="shards of each split")
-    size.add_argument("--shard_size", default=f"{128 * MIB // MIB}MiB", metavar="SIZE", help="about (default: 128MiB)")
+    size.add_argument("--shard_size", default="128MiB", metavar="SIZE", help="about (default: 128MiB)")
     add("--workers", type=int, metavar="N", help="local processes (default: one a core)")
     add("--on_error", default="fail", choices=("fail", "skip"), help="for files that cannot be used (default: fail)")
     add("--overwrite", action="store_true", help="replace a dataset that is already there")

@@ -5,6 +5,7 @@ the shards that it is given. So the job's graph and its messages stay small howe
 """
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from shards.tfds import features_json
 from shards.windows import count_covered, count_windows
 
 from .episodes import Episodes
-from .files import delete_folder, join, make_folder, read_file, write_file
+from .files import delete_folder, is_remote, join, make_folder, read_file, write_file
 from .options import BuildOptions
 from .plan import SplitPlan
 from .write import Recipe, ShardTask, SourceEpisode, Span
@@ -53,9 +54,15 @@ class DatasetPlan:
         return record_layout([self.feature])
 
     @property
+    def output(self) -> str:
+        """The output folder, for processes in any working folder."""
+        output = self.options.output
+        return output if is_remote(output) else os.path.abspath(output)
+
+    @property
     def staging(self) -> str:
         """The folder where the build keeps its files until the dataset is whole."""
-        return join(self.options.output, STAGING)
+        return join(self.output, STAGING)
 
     @property
     def recipe(self) -> Recipe:

@@ -3,13 +3,17 @@
 Beam is imported only for URLs, so that `plan` and the launching of local jobs start at once.
 """
 
+import logging
 import os
 import re
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from shards.errors import OutputError
 
 Buffer = bytes | memoryview
 TEMPORARY = ".tmp"
@@ -20,10 +24,26 @@ def is_remote(path: str) -> bool:
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", path) is not None
 
 
-def _beam() -> Any:
-    from apache_beam.io.filesystems import FileSystems
+@contextmanager
+def _beam(path: str) -> Iterator[Any]:
+    """Beam's FileSystems; whatever they raise (clients of object stores have their own errors) becomes an OSError."""
+    try:
+        with quiet_log():
+            from apache_beam.io.filesystems import FileSystems
+        yield FileSystems
+    except Exception as error:
+        raise OSError(f"{path}: {error}") from error
 
-    return FileSystems
+
+@contextmanager
+def quiet_log() -> Iterator[None]:
+    """No log at all, for as long as it lasts."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def join(folder: str, *names: str) -> str:
@@ -32,13 +52,15 @@ def join(folder: str, *names: str) -> str:
 
 
 def write_file(path: str, data: Buffer) -> None:
-    """Write a file so that it is there whole or not at all: under a temporary name, to the disk, then renamed."""
-    temporary = path + TEMPORARY
+    """Write a file so that it is there whole or not at all: under a temporary name, to the disk, then renamed.
+
+    An object store shows an object only when it is whole, and has it under its own name at once.
+    """
     if is_remote(path):
-        with _beam().create(temporary, compression_type="uncompressed") as opened:
+        with _beam(path) as beam, beam.create(path, compression_type="uncompressed") as opened:
             opened.write(data)
-        move_files([temporary], [path])
         return
+    temporary = path + TEMPORARY
     with open(temporary, "wb") as opened:
         opened.write(data)
         opened.flush()
@@ -50,7 +72,8 @@ def open_file(path: str) -> BinaryIO:
     """Open a file for reading bytes; seekable."""
     if not is_remote(path):
         return open(path, "rb")
-    opened: BinaryIO = _beam().open(path, compression_type="uncompressed")
+    with _beam(path) as beam:
+        opened: BinaryIO = beam.open(path, compression_type="uncompressed")
     return opened
 
 
@@ -63,7 +86,10 @@ def read_file(path: str, start: int = 0, size: int = -1) -> bytes:
 
 def exists(path: str) -> bool:
     """Whether there is a file (or a local folder) at `path`."""
-    return bool(_beam().exists(path)) if is_remote(path) else os.path.lexists(path)
+    if not is_remote(path):
+        return os.path.lexists(path)
+    with _beam(path) as beam:
+        return bool(beam.exists(path))
 
 
 def list_files(folder: str) -> list[str]:
@@ -81,7 +107,8 @@ def list_files(folder: str) -> list[str]:
 def file_size(path: str) -> int:
     """Bytes of a file; -1 for what is there but no regular file that can be read."""
     if is_remote(path):
-        return int(_beam().match([path])[0].metadata_list[0].size_in_bytes)
+        with _beam(path) as beam:
+            return int(beam.match([path])[0].metadata_list[0].size_in_bytes)
     try:
         status = os.stat(path)
     except OSError:
@@ -92,8 +119,9 @@ def file_size(path: str) -> int:
 def files_below(folder: str) -> Iterator[tuple[str, int]]:
     """(path, bytes) of every file in a folder and the folders below; links to folders are followed, loops are not."""
     if is_remote(folder):
-        for metadata in _beam().match([join(folder, "**")])[0].metadata_list:
-            yield metadata.path, metadata.size_in_bytes
+        with _beam(folder) as beam:
+            listed = [(found.path, found.size_in_bytes) for found in beam.match([join(folder, "**")])[0].metadata_list]
+        yield from listed
         return
     seen = set()
 
@@ -121,16 +149,18 @@ def make_folder(folder: str) -> None:
 def move_files(sources: Sequence[str], targets: Sequence[str]) -> None:
     """Rename files, replacing what is there."""
     if sources and is_remote(sources[0]):
-        _beam().rename(list(sources), list(targets))
+        with _beam(sources[0]) as beam:
+            beam.rename(list(sources), list(targets))
         return
     for source, target in zip(sources, targets, strict=True):
         os.replace(source, target)
 
 
 def delete_files(paths: Sequence[str]) -> None:
-    """Delete files; no harm where they are gone."""
+    """Delete files that are there; no harm where local ones are gone."""
     if paths and is_remote(paths[0]):
-        _beam().delete([path for path in paths if _beam().exists(path)])
+        with _beam(paths[0]) as beam:
+            beam.delete(list(paths))
         return
     for path in paths:
         Path(path).unlink(missing_ok=True)
@@ -152,3 +182,28 @@ def free_bytes(folder: str) -> int | None:
     while not place.exists():
         place = place.parent
     return shutil.disk_usage(place).free
+
+
+@contextmanager
+def lock_folder(folder: str) -> Iterator[int | None]:
+    """Hold a local folder, which is made if need be, for one build: the descriptor that holds it, None for a URL.
+
+    The hold ends with the last process that has the descriptor, however it ends. Errors: OutputError if it is held.
+    """
+    if is_remote(folder):
+        yield None
+        return
+    import fcntl
+
+    make_folder(folder)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutputError(
+                f"another build is writing to {folder}: wait for its end, or choose another folder"
+            ) from None
+        yield descriptor
+    finally:
+        os.close(descriptor)

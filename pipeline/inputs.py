@@ -58,7 +58,7 @@ def _expand(place: str) -> tuple[str, Iterator[tuple[str, int]]]:
         folder = place[: place.rindex("/", 0, glob.start()) + 1]
         pattern = re.compile(glob_to_regex(place), re.DOTALL)
         return folder, (item for item in files_below(folder) if pattern.fullmatch(item[0]))
-    if found and not os.path.isdir(place):
+    if found and (place.endswith(SUFFIX) if is_remote(place) else not os.path.isdir(place)):
         folder = place[: place.rindex("/") + 1]
         return folder, iter([(place, file_size(place))])
     if not found and not is_remote(place):  # on an object store a folder is no more than the files in it

@@ -6,14 +6,16 @@ The Beam graph itself is `transforms.write_dataset`; this module runs where the 
 from shards.errors import BuildError
 from shards.features import Feature
 from shards.manifest import Manifest
+from shards.naming import MANIFEST
 
 from .draft import DatasetPlan, stage_plan
 from .episodes import survey
+from .files import exists, join, lock_folder
 from .inputs import find_episodes
 from .options import BuildOptions
 from .plan import plan_splits
 from .preflight import check_output, check_window
-from .publish import published_manifest
+from .publish import finish_publishing, published_manifest
 from .runner import OnShards, check_beam_args, run_job
 
 
@@ -49,10 +51,17 @@ def build(options: BuildOptions | DatasetPlan, on_shards: OnShards | None = None
     if the job failed, with no new dataset in the folder.
     """
     planned = options if isinstance(options, DatasetPlan) else plan(options)
+    output, staging, fingerprint = planned.output, planned.staging, planned.manifest.fingerprint
     check_output(planned)  # room, and nothing there that must not be lost
-    stage_plan(planned)  # tasks and draft of the manifest, for the workers to read
-    run_job(planned, on_shards)  # transforms.write_dataset, in a process of its own
-    manifest = published_manifest(planned.options.output)
-    if manifest is None or manifest.fingerprint != planned.manifest.fingerprint:
-        raise BuildError(f"the job ended, but {planned.options.output} holds no dataset of this plan")
+    with lock_folder(output) as lock:  # against a second build
+        if exists(join(staging, MANIFEST)):  # one that was whole, and interrupted while it was moved into place
+            finish_publishing(output, staging)
+            if (finished := published_manifest(output)) and finished.fingerprint == fingerprint:
+                return finished
+        check_output(planned)
+        stage_plan(planned)  # tasks and draft of the manifest, for the workers to read
+        run_job(planned, lock, on_shards)  # transforms.write_dataset, in a process of its own
+        manifest = published_manifest(output)
+    if manifest is None or manifest.fingerprint != fingerprint:
+        raise BuildError(f"the job ended, but {output} holds no dataset of this plan")
     return manifest

@@ -72,7 +72,7 @@ def parse_header(start: bytes) -> NpyHeader:
     try:
         text = start[begin:end].decode("utf-8" if start[6] == 3 else "latin1")
         header = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         raise NpyError("has a header that cannot be read") from None
     if not isinstance(header, dict) or set(header) != {"descr", "fortran_order", "shape"}:
         raise NpyError("has a header without exactly descr, fortran_order and shape")

@@ -1,10 +1,10 @@
 """What a build is asked for, as one frozen dataclass that is checked when it is made."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from pathlib import PurePath
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -49,10 +49,12 @@ class BuildOptions:
     verbose: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.inputs, str) or not self.inputs or not all(self.inputs):
+        if isinstance(self.inputs, str | os.PathLike) or not self.inputs or not all(map(_is_path, self.inputs)):
             raise OptionError("inputs must be a sequence of one or more files, folders or globs")
-        if not self.output:
+        if not _is_path(self.output):
             raise OptionError("output must name a folder")
+        object.__setattr__(self, "inputs", tuple(map(os.fspath, self.inputs)))
+        object.__setattr__(self, "output", os.fspath(self.output))
         for option, value, least in (
             ("window_length", self.window_length, 1),
             ("shift", self.shift, 1),
@@ -88,13 +90,17 @@ class BuildOptions:
     @property
     def dataset_name(self) -> str:
         """The dataset's name, with its default filled in."""
-        return self.name or to_name(PurePath(self.output.rstrip("/")).name)
+        return self.name or to_name(os.path.basename(os.path.abspath(self.output)))
 
     def shards_of(self, split: str) -> int | None:
         """How many shards were asked for this split; None where `shard_size` decides."""
         if self.num_shards is None or isinstance(self.num_shards, int):
             return self.num_shards
         return self.num_shards.get(split)
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str | os.PathLike) and bool(os.fspath(value))
 
 
 def _check_splits(splits: Mapping[str, str]) -> None:

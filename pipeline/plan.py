@@ -118,14 +118,15 @@ def split_episodes(windows: Int64s, fractions: Mapping[str, str], seed: int) -> 
 
 def _take_near(sizes: Int64s, target: Fraction, most: int) -> Int64s:
     """Places of sizes, at least one and at most `most`, each of which brought the sum nearer to the target."""
-    smallest, lacking = int(sizes.min()), target
+    unit = target.denominator  # all in whole parts of it
+    smallest, lacking = int(sizes.min()) * unit, target.numerator
     taken: list[int] = []
     for place, size in enumerate(sizes.tolist()):
         if 2 * lacking <= smallest or len(taken) == most:
             break
-        if size < 2 * lacking:
+        if size * unit < 2 * lacking:
             taken.append(place)
-            lacking -= size
+            lacking -= size * unit
     return np.array(taken or [int(sizes.argmin())])
 
 

@@ -4,14 +4,15 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from shards.errors import OptionError, OutputError
+from shards.errors import ManifestError, OptionError, OutputError
 from shards.features import Feature
-from shards.naming import MANIFEST, is_dataset_file
+from shards.naming import MANIFEST
 from shards.record import MAX_WINDOW_BYTES, RecordLayout, record_layout
 
-from .draft import STAGING, DatasetPlan
-from .files import exists, free_bytes, is_remote, join, list_files
-from .runner import worker_count
+from .draft import DatasetPlan
+from .files import exists, files_below, free_bytes, is_remote, list_files
+from .publish import dataset_files, own_files
+from .runner import runs_here, worker_count
 
 _MEMORY_PER_SHARD = 1.2  # a worker's peak, in shards; measured: the shard, a span of the source, and 40 MB
 
@@ -27,35 +28,37 @@ def check_window(feature: Feature) -> RecordLayout:
 
 
 def check_output(plan: DatasetPlan) -> None:
-    """OutputError unless the output folder can take the dataset; OptionError if memory cannot take its shards."""
+    """OutputError unless the output folder can take the dataset, OptionError unless memory can take its shards."""
     if find_spec("apache_beam") is None:
         raise OptionError("building needs Apache Beam: pip install 'episode-windows[pipeline]'")
-    output = plan.options.output
+    output, staging = plan.output, plan.staging
     _check_folder(output)
-    if exists(join(output, MANIFEST)):
-        if not plan.options.overwrite:
-            raise OutputError(
-                f"{output} already holds a dataset: choose another folder, or replace it with --overwrite"
-            )
-    elif foreign := [name for name in list_files(output) if not is_dataset_file(name) and name != STAGING + "/"]:
+    try:
+        present, own = list_files(output), own_files(output, staging)
+    except (OSError, ManifestError) as error:
+        raise OutputError(f"{output} cannot take a dataset: {error}") from error
+    if MANIFEST in present and not plan.options.overwrite:
+        raise OutputError(f"{output} already holds a dataset: choose another folder, or replace it with --overwrite")
+    foreign = [name for name in present if name not in own]
+    if foreign and MANIFEST not in present:
         raise OutputError(
             f"{output} is not empty, and what it holds is no dataset ({', '.join(foreign[:3])}"
             f"{', ...' if len(foreign) > 3 else ''}): choose an empty or a new folder"
         )
+    if clash := sorted(set(foreign) & dataset_files(plan.manifest)):
+        raise OutputError(f"{output} holds {clash[0]}, which is not of the dataset there: choose another folder")
     free, needed = free_bytes(output), plan.manifest.bytes
-    if free is not None and free < needed:
-        raise OutputError(f"the dataset needs {needed:,} bytes, but {free:,} are free where {output} lies")
+    if free is not None:
+        free += sum(size for _, size in files_below(staging)) if exists(staging) else 0  # is deleted first
+        if free < needed:
+            raise OutputError(f"the dataset needs {needed:,} bytes, but {free:,} are free where {output} lies")
     _check_memory(plan)
 
 
 def _check_folder(output: str) -> None:
     if is_remote(output):
-        try:
-            exists(join(output, MANIFEST))
-        except (OSError, ValueError) as error:  # Beam's errors, the second for an unknown kind of URL
-            raise OutputError(f"{output} cannot be reached: {error}") from error
         return
-    place = Path(output).absolute()
+    place = Path(output)
     while not os.path.lexists(place):
         place = place.parent
     if not place.is_dir():
@@ -65,8 +68,8 @@ def _check_folder(output: str) -> None:
 
 
 def _check_memory(plan: DatasetPlan) -> None:
-    if any(argument.startswith("--runner") for argument in plan.options.beam_args):
-        return  # other machines than this one
+    if not runs_here(plan.options.beam_args):
+        return
     shards = [shard.bytes for split in plan.manifest.splits for shard in split.shards]
     workers = worker_count(plan)
     needed = int(max(shards) * workers * _MEMORY_PER_SHARD)

@@ -3,10 +3,12 @@
 import sys
 import time
 from types import TracebackType
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, NoReturn
 
 from shards.manifest import Manifest
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 _SECONDS_BETWEEN_LINES = 5.0
 
@@ -19,11 +21,7 @@ class BuildProgress:
         self._total = sum(self._windows.values())
         self._begun = self._last = time.monotonic()
         self._done = -1
-        self._bar = (
-            tqdm(total=self._total, unit=" windows", file=sys.stderr, dynamic_ncols=True, leave=False)
-            if sys.stderr.isatty()
-            else None
-        )
+        self._bar = _bar(self._total) if sys.stderr is not None and sys.stderr.isatty() else None
 
     def __enter__(self) -> "BuildProgress":
         return self
@@ -53,3 +51,9 @@ class BuildProgress:
         print(
             f"{shards}, {windows:,}/{self._total:,} windows, {speed:,.0f} windows/s{left}", file=sys.stderr, flush=True
         )
+
+
+def _bar(total: int) -> "tqdm[NoReturn]":
+    from tqdm import tqdm  # an optional dependency, which `plan` does without
+
+    return tqdm(total=total, unit=" windows", file=sys.stderr, dynamic_ncols=True, leave=False)

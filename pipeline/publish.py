@@ -6,42 +6,66 @@ from dataclasses import replace
 
 from shards.errors import BuildError, ManifestError
 from shards.manifest import Manifest, Shard, format_manifest, parse_manifest
-from shards.naming import DATASET_INFO, EPISODES, FEATURES, MANIFEST, is_dataset_file
+from shards.naming import DATASET_INFO, EPISODES, FEATURES, MANIFEST
 from shards.tfds import dataset_info_json
 
-from .draft import read_draft
+from .draft import STAGING, read_draft
 from .files import delete_files, delete_folder, exists, join, list_files, move_files, read_file, write_file
 from .write import ShardDone
 
+#: The manifest of the dataset that is being replaced, while its place is empty.
+REPLACED = "replaced.json"
 _FAILURES = "failures.json"
 
 
-def publish(output: str, staging: str, done: Sequence[ShardDone]) -> str:
+def publish(output: str, staging: str, done: Sequence[ShardDone], fingerprint: str) -> str:
     """Make the staged files of a finished job the dataset in `output`, replacing one that was there.
 
-    Returns the manifest's path. May run again after it was interrupted, or after it succeeded.
-    Errors: BuildError, with nothing in `output` touched, unless every shard is exactly as planned.
+    Returns the manifest's path. May run again after it succeeded.
+    Errors: BuildError, with nothing in `output` touched, unless every shard is exactly as the plan has it.
     """
-    final = join(output, MANIFEST)
+    if not list_files(staging):  # a second run of the same step, after the first one did everything
+        return join(output, MANIFEST)
     if not exists(join(staging, MANIFEST)):
-        if not list_files(staging):  # a second run of the same step, after the first one did everything
-            return final
-        manifest = finished_manifest(parse_manifest(read_draft(staging), staging), staging, done)
+        draft = parse_manifest(read_draft(staging), staging)
+        if draft.fingerprint != fingerprint:
+            raise BuildError(f"another build has begun in {output}")
+        manifest = finished_manifest(draft, staging, done)
         write_file(join(staging, DATASET_INFO), dataset_info_json(manifest))
         write_file(join(staging, MANIFEST), format_manifest(manifest))
-    else:
-        manifest = parse_manifest(read_file(join(staging, MANIFEST)), staging)
-    shards = [shard.file for split in manifest.splits for shard in split.shards]
-    names = [*shards, EPISODES, FEATURES, DATASET_INFO]
+    return finish_publishing(output, staging)
 
-    delete_files([final])  # from here to the last line the folder holds no dataset
-    staged = {name for name in list_files(staging) if name in names}
+
+def finish_publishing(output: str, staging: str) -> str:
+    """Move a whole staged dataset into its place, the manifest last; goes on where an interrupted one stopped.
+
+    Nothing is deleted but what the dataset that is replaced names as its own.
+    """
+    final, replaced = join(output, MANIFEST), join(staging, REPLACED)
+    names = dataset_files(parse_manifest(read_file(join(staging, MANIFEST)), staging))
+    if exists(final):
+        move_files([final], [replaced])  # from here to the last move the folder holds no dataset
+    staged = [name for name in list_files(staging) if name in names]
     move_files([join(staging, name) for name in staged], [join(output, name) for name in staged])
-    stale = [name for name in list_files(output) if is_dataset_file(name) and name not in names]
-    delete_files([join(output, name) for name in stale])
+    if exists(replaced):
+        stale = dataset_files(parse_manifest(read_file(replaced), replaced)) - names
+        delete_files([join(output, name) for name in list_files(output) if name in stale])
     move_files([join(staging, MANIFEST)], [final])
     delete_folder(staging)
     return final
+
+
+def dataset_files(manifest: Manifest) -> set[str]:
+    """The names of all files of a dataset but the manifest's."""
+    shards = (shard.file for split in manifest.splits for shard in split.shards)
+    return {*shards, EPISODES, FEATURES, DATASET_INFO}
+
+
+def own_files(output: str, staging: str) -> set[str]:
+    """The names of files in `output` that a build put there, by what whole or interrupted datasets say."""
+    manifests = [join(staging, REPLACED), join(staging, MANIFEST), join(output, MANIFEST)]
+    named = (dataset_files(parse_manifest(read_file(path), path)) for path in manifests if exists(path))
+    return {MANIFEST, STAGING + "/"}.union(*named)
 
 
 def finished_manifest(draft: Manifest, staging: str, done: Sequence[ShardDone]) -> Manifest:

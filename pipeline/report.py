@@ -92,5 +92,5 @@ def format_plan(described: dict[str, Any]) -> str:
 
 
 def _listed(label: str, what: str, items: list[str]) -> str:
-    more = f" and {len(items) - _EXAMPLES} more (episodes.csv lists them)" if len(items) > _EXAMPLES else ""
+    more = f" and {len(items) - _EXAMPLES} more (--json lists them)" if len(items) > _EXAMPLES else ""
     return f"{label:<9} {len(items)} {what}: {', '.join(items[:_EXAMPLES])}{more}"

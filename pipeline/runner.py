@@ -5,6 +5,7 @@ worker that is killed, for which Beam itself would wait for ever, Ctrl-C, and th
 the whole group in bounded time; and Beam's log goes to the terminal only when asked for.
 """
 
+import io
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +26,7 @@ from shards.errors import BuildError, OptionError
 from shards.features import Feature
 
 from .draft import DatasetPlan
-from .files import is_remote, list_files
+from .files import is_remote, list_files, quiet_log
 from .publish import describe_failures, staged_failures
 from .write import Recipe
 
@@ -41,6 +42,7 @@ class Job:
 
     recipe: Recipe
     output: str
+    fingerprint: str
     workers: int
     beam_args: tuple[str, ...]
     verbose: bool
@@ -50,21 +52,25 @@ class Job:
 OnShards = Callable[[set[str]], None]
 
 
-def run_job(plan: DatasetPlan, on_shards: OnShards | None = None) -> None:
-    """Run the job of a staged plan until its dataset is published.
+def run_job(plan: DatasetPlan, lock: int | None, on_shards: OnShards | None = None) -> None:
+    """Run the job of a staged plan until its dataset is published, in a process that shares the lock's descriptor.
 
     Errors: BuildError, which says why, in bounded time whatever happens to the processes.
     """
     options = plan.options
-    job = Job(plan.recipe, options.output, worker_count(plan), options.beam_args, options.verbose)
+    workers, fingerprint = worker_count(plan), plan.manifest.fingerprint
+    job = Job(plan.recipe, plan.output, fingerprint, workers, options.beam_args, options.verbose)
     shards = {shard.file for split in plan.manifest.splits for shard in split.shards}
     with tempfile.TemporaryDirectory(prefix="episode-windows-") as folder:
-        told = Path(folder, "error.txt")
-        with _child(job, told, Path(folder, "log.txt")) as child:
+        told, log = Path(folder, "error.txt"), Path(folder, "log.txt")
+        with _child(job, told, log, lock) as child:
             wait = _REMOTE_POLL_SECONDS if is_remote(plan.staging) else _POLL_SECONDS
+            finished: set[str] = set()  # grows only: at the end the shards leave the staging folder
             while child.poll() is None:
                 if on_shards is not None:
-                    on_shards(shards & set(list_files(plan.staging)))
+                    with suppress(OSError):  # a listing that fails is no reason to end the job
+                        finished |= shards & set(list_files(plan.staging))
+                    on_shards(finished)
                 _wait(child, wait)
         if child.returncode == 0:
             if on_shards is not None:
@@ -72,7 +78,7 @@ def run_job(plan: DatasetPlan, on_shards: OnShards | None = None) -> None:
             return
         if failures := staged_failures(plan.staging):
             raise BuildError(describe_failures(failures))
-        raise BuildError(_why(child.returncode, told.read_text() if told.exists() else ""))
+        raise BuildError(_why(child.returncode, told.read_text("utf-8") if told.exists() else "", log))
 
 
 def worker_count(plan: DatasetPlan) -> int:
@@ -84,37 +90,54 @@ def worker_count(plan: DatasetPlan) -> int:
     return min(cores, shards, -(-plan.manifest.bytes // _BYTES_WORTH_A_WORKER))
 
 
+def runs_here(beam_args: tuple[str, ...]) -> bool:
+    """Whether the job's runner starts its workers on this machine, by way of Beam's flags."""
+    for flag, value in pairwise((*beam_args, "")):
+        name, equals, inline = flag.partition("=")
+        if name == "--runner":
+            return (inline if equals else value) == _LOCAL_RUNNER
+    return True
+
+
 def check_beam_args(beam_args: tuple[str, ...]) -> None:
     """OptionError for flags that Beam does not know either, and so would drop without a word."""
     if not beam_args:
         return
-    from apache_beam.options.pipeline_options import PipelineOptions
-
     for before, argument in pairwise(("", *beam_args)):
         if not argument.startswith("-") and not (before.startswith("--") and "=" not in before):
-            raise OptionError(f"unexpected argument {argument!r}: neither a flag nor the value of one")
+            globbed = "; quote a glob, so that the shell leaves it alone" if argument.endswith(".npy") else ""
+            raise OptionError(f"unexpected argument {argument!r}: neither a flag nor the value of one{globbed}")
         if argument.startswith("-") and not argument.startswith("--"):
             raise OptionError(f"{argument} is no flag of this command; flags begin with two dashes")
-    with _quiet_log():
-        options = PipelineOptions(list(beam_args))
-        known = options.get_all_options()
-        unknown = sorted(set(options.get_all_options(retain_unknown_options=True)) - set(known))
+    complaint = io.StringIO()
+    try:
+        with quiet_log(), redirect_stderr(complaint):
+            from apache_beam.options.pipeline_options import PipelineOptions
+
+            options = PipelineOptions(list(beam_args))
+            known = options.get_all_options()
+            unknown = sorted(set(options.get_all_options(retain_unknown_options=True)) - set(known))
+    except ImportError:
+        raise OptionError("flags for Beam need Apache Beam: pip install 'episode-windows[pipeline]'") from None
+    except SystemExit:  # argparse's way to refuse a value
+        raise OptionError(complaint.getvalue().rpartition("error: ")[2].strip()) from None
     if unknown:
         raise OptionError(f"--{unknown[0]} is a flag neither of this command nor of Beam")
 
 
-def _why(status: int, told: str) -> str:
+def _why(status: int, told: str, log: Path) -> str:
     if told:
         why = told
     elif status == _WORKER_DIED or status < 0:
         why = "a process of the job was killed, perhaps for want of memory: try fewer --workers or more shards"
     else:
-        why = f"the job's process ended with status {status}"
+        last = log.read_text(errors="replace").splitlines()[-3:]
+        why = "\n".join([f"the job's process ended with status {status}", *last])
     return f"{why}\nNo dataset was written. --verbose shows Beam's log."
 
 
 @contextmanager
-def _child(job: Job, told: Path, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+def _child(job: Job, told: Path, log: Path, lock: int | None) -> Iterator["subprocess.Popen[bytes]"]:
     """The job's process; on leaving, it and all its workers are gone."""
     packages = str(Path(__file__).parent.parent)  # where this package was found, for the child and Beam's workers
     path = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH")]))
@@ -128,6 +151,7 @@ def _child(job: Job, told: Path, log: Path) -> Iterator["subprocess.Popen[bytes]
             stdout=output,
             stderr=output,
             start_new_session=True,
+            pass_fds=[] if lock is None else [lock],
         )
         try:
             yield child
@@ -142,16 +166,6 @@ def _wait(child: "subprocess.Popen[bytes]", seconds: float) -> None:
         child.wait(seconds)
 
 
-@contextmanager
-def _quiet_log() -> Iterator[None]:
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
 def _run_in_child(job: Job) -> None:
     import apache_beam as beam
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -159,12 +173,12 @@ def _run_in_child(job: Job) -> None:
     from .transforms import write_dataset
 
     arguments = list(job.beam_args)
-    if not any(argument.partition("=")[0] == "--runner" for argument in arguments):
+    if runs_here(job.beam_args):
         mode = "multi_processing" if job.workers > 1 else "in_memory"
         defaults = {"runner": _LOCAL_RUNNER, "direct_num_workers": job.workers, "direct_running_mode": mode}
         arguments = [*(f"--{name}={value}" for name, value in defaults.items()), *arguments]
     pipeline = beam.Pipeline(options=PipelineOptions(arguments))
-    write_dataset(pipeline, job.recipe, job.output)
+    write_dataset(pipeline, job.recipe, job.output, job.fingerprint)
     pipeline.run().wait_until_finish()
 
 
@@ -175,9 +189,10 @@ def _die_with_parent(parent: int) -> None:
 
 
 def _worker_died(error: "threading.ExceptHookArgs") -> None:
+    threading.__excepthook__(error)
     # Beam notices the end of a worker only here, in the thread that waits for it, and then waits for its results.
-    sys.stderr.write(f"{error.exc_value}\n")
-    os._exit(_WORKER_DIED)
+    if "Worker subprocess exited" in str(error.exc_value):
+        os._exit(_WORKER_DIED)
 
 
 def _main(job_json: str, told: str, parent: str) -> None:
@@ -193,7 +208,8 @@ def _main(job_json: str, told: str, parent: str) -> None:
     try:
         _run_in_child(job)
     except Exception as error:
-        Path(told).write_text(str(error).strip().splitlines()[-1] if str(error).strip() else repr(error))
+        lines = str(error).strip().splitlines() or [repr(error)]
+        Path(told).write_text(lines[-1], "utf-8", "backslashreplace")
         raise
 
 

@@ -15,13 +15,13 @@ from .write import Recipe, ShardDone, write_shard
 Place = tuple[int, int]
 
 
-def write_dataset(pipeline: beam.Pipeline, recipe: Recipe, output: str) -> beam.PCollection:
+def write_dataset(pipeline: beam.Pipeline, recipe: Recipe, output: str, fingerprint: str) -> beam.PCollection:
     """The graph of the job, from a staged plan to the published dataset: a collection of the manifest's path."""
     return (
         pipeline
         | "Plan" >> beam.Create([recipe.staging])  # staging folder
         | "Shards" >> WriteShards(recipe)  # ShardDone
-        | "Dataset" >> PublishDataset(output, recipe.staging)  # manifest path
+        | "Dataset" >> PublishDataset(output, recipe.staging, fingerprint)  # manifest path
     )
 
 
@@ -45,16 +45,16 @@ class WriteShards(beam.PTransform):  # type: ignore[misc]
 class PublishDataset(beam.PTransform):  # type: ignore[misc]
     """From all `ShardDone` to the dataset: a collection of one element, the manifest's path."""
 
-    def __init__(self, output: str, staging: str) -> None:
+    def __init__(self, output: str, staging: str, fingerprint: str) -> None:
         super().__init__()
-        self._output, self._staging = output, staging
+        self._arguments = output, staging, fingerprint
 
     def expand(self, done: beam.PCollection) -> beam.PCollection:
         """done: the collection that `WriteShards` gives."""
         return (
             done
             | "Gather" >> beam.combiners.ToList()  # [ShardDone]
-            | "Publish" >> beam.Map(_publish, self._output, self._staging)  # manifest path
+            | "Publish" >> beam.Map(_publish, *self._arguments)  # manifest path
         )
 
 
@@ -63,5 +63,5 @@ def _write_staged(place: Place, recipe: Recipe) -> tuple[str, int, int, str, str
     return file, records, size, sha256, error
 
 
-def _publish(done: Iterable[tuple[str, int, int, str, str]], output: str, staging: str) -> str:
-    return publish(output, staging, [ShardDone(*shard) for shard in done])
+def _publish(done: Iterable[tuple[str, int, int, str, str]], output: str, staging: str, fingerprint: str) -> str:
+    return publish(output, staging, [ShardDone(*shard) for shard in done], fingerprint)

@@ -24,7 +24,9 @@ from shards.record import Field, RecordLayout, record_layout
 from .files import join, open_file, write_file
 from .npy import NpyError, NpyHeader, parse_header
 
-_ONE_READ_BYTES = 64 * 2**20  # a Fortran-order range is read whole up to this, column by column beyond
+# A Fortran-order range is read in one go where that reads little in vain, and column by column elsewhere.
+_ONE_READ_BYTES = 2**26
+_GAP_BYTES = 2**17
 
 
 class SourceEpisode(NamedTuple):
@@ -192,7 +194,7 @@ def _read_steps(opened: BinaryIO, recipe: Recipe, episode: SourceEpisode, first:
     # In Fortran order time runs fastest: each value of a step has its own column of episode.steps values.
     apart = (columns - 1) * episode.steps + count
     begin = episode.offset + first * dtype.itemsize
-    if apart * dtype.itemsize <= _ONE_READ_BYTES:
+    if episode.steps - count <= _GAP_BYTES // dtype.itemsize and apart * dtype.itemsize <= _ONE_READ_BYTES:
         whole = _read(opened, begin, apart, dtype)
         table = as_strided(whole, (columns, count), (episode.steps * dtype.itemsize, dtype.itemsize))
     else:

@@ -34,7 +34,8 @@ def _build_here(inputs: str, output: Path, **options: Any) -> Dataset:
     planned = plan(BuildOptions(inputs=(inputs,), output=str(output), **options))
     stage_plan(planned)
     tasks = [read_task(planned.staging, place) for place in task_places(planned.staging)]
-    publish(str(output), planned.staging, [write_shard(planned.recipe, task) for task in tasks])
+    done = [write_shard(planned.recipe, task) for task in tasks]
+    publish(str(output), planned.staging, done, planned.manifest.fingerprint)
     return open_dataset(output)
 
 

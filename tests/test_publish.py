@@ -37,7 +37,7 @@ class Job:
     done: list[ShardDone]
 
     def publish(self) -> str:
-        return publish(self.plan.options.output, self.plan.staging, self.done)
+        return publish(self.plan.options.output, self.plan.staging, self.done, self.plan.manifest.fingerprint)
 
 
 RunJob = Callable[..., Job]

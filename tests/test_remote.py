@@ -118,7 +118,8 @@ def build(**more: Any) -> None:
     check_output(planned)
     stage_plan(planned)
     tasks = [read_task(planned.staging, place) for place in task_places(planned.staging)]
-    publish("memory://bucket/out", planned.staging, [write_shard(planned.recipe, task) for task in tasks])
+    done = [write_shard(planned.recipe, task) for task in tasks]
+    publish("memory://bucket/out", planned.staging, done, planned.manifest.fingerprint)
 
 
 def test_a_dataset_is_built_from_a_url_to_a_url(
