@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/installed
 .PHONY: help demo install check lint types test bench clean
 
 help:  ## print this list
-	@sed -n 's/^\([a-z]*\):.*##/\1\t/p' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' Makefile
 
 demo: install  ## roll out real episodes, build shards from them, train a Keras model from the shards
 	$(RUN) examples/demo.py --folder demo

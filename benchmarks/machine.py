@@ -11,7 +11,8 @@ from typing import Any
 
 def describe_machine() -> dict[str, Any]:
     """Processor, cores, memory, date and versions."""
-    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    info = Path("/proc/cpuinfo")
+    cpu = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
     return {
         "cpu": cpu[0].partition(":")[2].strip() if cpu else platform.processor(),
         "cores": os.cpu_count(),

@@ -5,9 +5,10 @@ import json
 import sys
 from collections.abc import Sequence
 
-from shards.command import Command, run_command
+from shards.command import Command, discard_output, run_command
 from shards.text import format_bytes
 
+from .files import is_remote
 from .job import build, plan
 from .options import BuildOptions, parse_num_shards, parse_size, parse_splits
 from .progress import BuildProgress
@@ -88,14 +89,19 @@ def _plan(parsed: argparse.Namespace) -> int:
 
 def _build(parsed: argparse.Namespace) -> int:
     planned = plan(_options(parsed))
-    print(format_plan(describe_plan(planned)), flush=True)
+    try:
+        print(format_plan(describe_plan(planned)), flush=True)
+    except BrokenPipeError:  # whoever reads along has gone; the dataset is wanted all the same
+        discard_output()
     with BuildProgress(planned.manifest) as progress:
         manifest = build(planned, progress.on_shards)
     output, split = planned.options.output, manifest.splits[0].name
+    local = f"a local copy of {output}" if is_remote(output) else output
+    copied = "Copy the folder to a local disk and load it" if is_remote(output) else "Load them"
     print(
-        f"\nwrote {manifest.windows:,} windows, {format_bytes(manifest.bytes)}, to {output}. Load them with\n\n"
+        f"\nwrote {manifest.windows:,} windows, {format_bytes(manifest.bytes)}, to {output}. {copied} with\n\n"
         f"    from reader import load\n"
-        f"    dataset = load({output!r}, split={split!r}, batch_size=256)\n"
+        f"    dataset = load({local!r}, split={split!r}, batch_size=256)\n"
     )
     return 0
 

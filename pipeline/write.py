@@ -120,7 +120,7 @@ def make_records(recipe: Recipe, task: ShardTask) -> NDArray[np.uint8]:
     rows = _places(sum(counts), task.key)  # the row of each window, counted through the spans
     begins = dict(zip(task.spans, np.cumsum([0, *counts]).tolist(), strict=False))
     records = _memory(recipe.shard_bytes).array((len(rows), layout.record_bytes), np.dtype(np.uint8))
-    layout.write_templates(records)
+    layout.write_constants(records)
     (field,) = layout.data_fields
     episodes = np.empty(len(rows), np.int64)
     starts = np.empty(len(rows), np.int64)

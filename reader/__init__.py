@@ -1,7 +1,7 @@
 """Shards in, a shuffled, batched, prefetched `tf.data` stream out.
 
 from reader import load
-model.fit(load("out", split="train", batch_size=256, targets="same"), epochs=10)
+model.fit(load("out", split="train", batch_size=256, targets="same"), epochs=10, shuffle=False)
 """
 
 from .stream import load

@@ -62,7 +62,7 @@ def chunk_function(chunks: Chunks, fields: Sequence[Field]) -> Callable[[tf.Tens
     def fill(epoch: np.int64, chunk: np.int64) -> list[np.ndarray]:
         alive = weak()
         if alive is None:
-            raise RuntimeError("the dataset that reader.load gave is gone: keep it as long as you iterate over it")
+            raise RuntimeError("the dataset of reader.load is gone: keep it, and call load outside of tf.data")
         return alive.fill(int(epoch), int(chunk))
 
     def gather(epoch: tf.Tensor, chunk: tf.Tensor) -> Batch:

@@ -20,4 +20,7 @@ def prefetch(dataset: tf.data.Dataset, device: str | None) -> tf.data.Dataset:
     dataset = dataset.prefetch(_HOST_BATCHES)
     if device is None:
         return dataset
-    return dataset.apply(tf.data.experimental.prefetch_to_device(device, buffer_size=_DEVICE_BATCHES))
+    on_device = dataset.apply(tf.data.experimental.prefetch_to_device(device, buffer_size=_DEVICE_BATCHES))
+    # Prefetching to a device must come last, and forgets how many batches there are. Keras and len() ask the object.
+    on_device.cardinality = dataset.cardinality
+    return on_device

@@ -19,6 +19,7 @@ from .order import MAX_POOL_WINDOWS, FixedOrder, Order, ShuffledOrder
 from .targets import Batch, Targets, apply_targets, check_targets
 
 _MAPS_AT_RANDOM = 128  # mapped shards kept where the order jumps among all; each holds a file descriptor
+_MOST_MAPS = 512  # of the 1024 descriptors that a process often may have
 
 
 def load(
@@ -53,7 +54,7 @@ def load(
     """
     source = open_dataset(path)
     chosen, layout = source[split], source.manifest.layout
-    _check_options(batch_size, seed, pool, chosen.split)
+    batch_size, seed, pool = _check_options(batch_size, seed, pool, chosen.split)
     check_targets(targets, source.manifest, provenance)
     fields = layout.fields if provenance else layout.data_fields
     count = len(chosen) // batch_size * batch_size if drop_remainder else len(chosen)
@@ -61,7 +62,9 @@ def load(
         raise OptionError(f"drop_remainder leaves nothing: split {split} has {len(chosen)} windows, less than a batch")
 
     order = _shuffled(chosen.split, seed, pool) if shuffle else _sorted(chosen)
-    gatherer = Gatherer(source.folder, chosen.split, layout, fields, maps=2 * pool if shuffle else _MAPS_AT_RANDOM)
+    gatherer = Gatherer(
+        source.folder, chosen.split, layout, fields, maps=min(2 * pool, _MOST_MAPS) if shuffle else _MAPS_AT_RANDOM
+    )
     size = batch_size * batches_per_chunk(batch_size * sum(field.feature.nbytes for field in fields))
     chunks = Chunks(gatherer, order, fields, size, count)
 
@@ -79,13 +82,14 @@ def load(
     return prefetch(dataset.with_options(_options()), only_gpu())
 
 
-def _check_options(batch_size: int, seed: int, pool: int, split: Split) -> None:
+def _check_options(batch_size: int, seed: int, pool: int, split: Split) -> tuple[int, int, int]:
     for option, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("pool", pool, 1)):
-        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not least <= value < 2**63:
+        if not isinstance(value, int | np.integer) or isinstance(value, bool) or not least <= value < 2**63:
             raise OptionError(f"{option} must be a whole number of {least} or more, not {value!r}")
     most = max(shard.windows for shard in split.shards)
     if most * min(pool, len(split.shards)) > MAX_POOL_WINDOWS:
         raise OptionError(f"a pool of {pool} shards of {most} windows is too large: choose a smaller pool")
+    return int(batch_size), int(seed), int(pool)
 
 
 def _shuffled(split: Split, seed: int, pool: int) -> Order:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
 import tensorflow as tf
 
 from shards.errors import OptionError
@@ -20,7 +21,7 @@ def check_targets(targets: Targets, manifest: Manifest, provenance: bool) -> Non
         raise OptionError("provenance=True has no place in (x, y): give a function as targets, or none")
     if targets == "same":
         return
-    if type(targets) is not int:
+    if not isinstance(targets, int | np.integer) or isinstance(targets, bool):
         raise OptionError(f'targets must be None, "same", a number of steps or a function, not {targets!r}')
     if not 0 < targets < manifest.length:
         raise OptionError(f"targets={targets} must leave a step to x: windows have {manifest.length} steps")

@@ -1,6 +1,7 @@
 """What the command lines have in common: how mistakes are told, and with which exit status."""
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -31,14 +32,18 @@ def run_command(parser: Command, arguments: Sequence[str] | None, rest: str | No
         setattr(parsed, rest, unknown)
     elif unknown:
         parser.error(f"unknown arguments: {' '.join(unknown)}")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # file names need not be text
     try:
         status: int = parsed.run(parsed)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except EpisodeWindowsError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return error.exit_status
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return 0
     except OSError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
@@ -47,3 +52,8 @@ def run_command(parser: Command, arguments: Sequence[str] | None, rest: str | No
         print(f"{parser.prog}: interrupted{getattr(parsed, 'interrupted', '')}", file=sys.stderr)
         return _INTERRUPTED
     return status
+
+
+def discard_output() -> None:
+    """From here on, let what is printed go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

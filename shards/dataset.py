@@ -1,10 +1,11 @@
 """Random access to a dataset's windows with NumPy alone: `open_dataset(path)["train"][i]`."""
 
 import csv
+import errno
 import io
 import mmap
 from collections.abc import Iterator, Mapping
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ _MAPPED_SHARDS = 128
 def open_dataset(path: str | Path) -> "Dataset":
     """Open the dataset in the folder `path`: a mapping from the names of its splits to their `Windows`.
 
-    Errors: those of `load_manifest`, and ShardError for a shard that is missing or not of the manifest's size.
+    Errors: those of `load_manifest`; when a split is first asked for, SplitNotFoundError, and ShardError for a shard
+    that is missing or not of the manifest's size.
     """
     folder = Path(path)
     return Dataset(folder, load_manifest(folder))
@@ -40,7 +42,7 @@ class Dataset(Mapping[str, "Windows"]):
 
     def __getitem__(self, split: str) -> "Windows":
         if split not in self._windows:
-            self._windows[split] = Windows(self, self.manifest.split(split))
+            self._windows[split] = Windows(self.folder, self.manifest, split)
         return self._windows[split]
 
     def __contains__(self, split: object) -> bool:
@@ -59,15 +61,7 @@ class Dataset(Mapping[str, "Windows"]):
     @cached_property
     def episode_paths(self) -> tuple[str, ...]:
         """The path of each episode below the input root, by the number that windows give as `episode`."""
-        file = self.folder / EPISODES
-        try:
-            text = file.read_bytes()
-        except OSError as error:
-            raise ManifestError(f"{file} cannot be read: {error.strerror}; copy the dataset again") from error
-        if sha256(text).hexdigest() != self.manifest.episodes_sha256:
-            raise ManifestError(f"{file} is not the file that the manifest describes; copy the dataset again")
-        lines = csv.DictReader(io.StringIO(text.decode(errors="surrogateescape"), newline=""))
-        return tuple(line["path"] for line in lines)
+        return read_episode_paths(self.folder, self.manifest)
 
 
 class Windows:
@@ -77,22 +71,19 @@ class Windows:
     of B windows, a dict of arrays of shape (B, length, ...). Negative indices count from the end. All are copies.
     """
 
-    def __init__(self, dataset: Dataset, split: Split) -> None:
-        self.dataset = dataset
-        self.split = split
-        self._layout = dataset.manifest.layout
+    def __init__(self, folder: Path, manifest: Manifest, split_name: str) -> None:
+        self.split = split = manifest.split(split_name)
+        self._folder, self._manifest, self._layout = folder, manifest, manifest.layout
         self._first = np.cumsum([0] + [shard.records for shard in split.shards])
-        check_shards(dataset.folder, split)
-        self._records = lru_cache(maxsize=_MAPPED_SHARDS)(
-            lambda shard: map_records(dataset.folder, split.shards[shard], self._layout)
-        )
+        check_shards(folder, split)
+        self._records = lru_cache(maxsize=_MAPPED_SHARDS)(partial(_map_shard, folder, split, manifest.layout))
 
     def __len__(self) -> int:
         return self.split.windows
 
     def __repr__(self) -> str:
         shapes = {field.feature.name: (len(self), *field.feature.shape) for field in self._layout.data_fields}
-        return f"<Windows {self.split.name!r} of {self.dataset.manifest.name!r}: {shapes}>"
+        return f"<Windows {self.split.name!r} of {self._manifest.name!r}: {shapes}>"
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         return (self[i] for i in range(len(self)))
@@ -108,11 +99,15 @@ class Windows:
         if not scalar:
             raise TypeError("locate takes one window's index; use provenance for arrays of them")
         where = self._gather(indices, ["episode", "start"])
-        return self.dataset.episode_paths[where["episode"][0]], int(where["start"][0])
+        return self._episode_paths[where["episode"][0]], int(where["start"][0])
 
     def provenance(self, index: "int | slice | ArrayLike" = slice(None)) -> dict[str, NDArray[np.int64]]:
         """`episode` (its row in episodes.csv) and `start` (first step) of windows: two int64 arrays of shape (B,)."""
         return self._gather(self._indices(index)[0], ["episode", "start"])
+
+    @cached_property
+    def _episode_paths(self) -> tuple[str, ...]:
+        return read_episode_paths(self._folder, self._manifest)
 
     def _indices(self, index: Any) -> tuple[NDArray[np.int64], bool]:
         if isinstance(index, slice):
@@ -145,6 +140,19 @@ class Windows:
         return batch
 
 
+def read_episode_paths(folder: Path, manifest: Manifest) -> tuple[str, ...]:
+    """The path of each episode of a dataset, by its number; ManifestError if episodes.csv is not the manifest's."""
+    file = folder / EPISODES
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise ManifestError(f"{file} cannot be read: {error.strerror}; copy the dataset again") from error
+    if sha256(text).hexdigest() != manifest.episodes_sha256:
+        raise ManifestError(f"{file} is not the file that the manifest describes; copy the dataset again")
+    lines = csv.DictReader(io.StringIO(text.decode(errors="surrogateescape"), newline=""))
+    return tuple(line["path"] for line in lines)
+
+
 def check_shards(folder: Path, split: Split) -> None:
     """ShardError unless every shard of the split is there and has the manifest's size."""
     for shard in split.shards:
@@ -160,6 +168,10 @@ def check_shards(folder: Path, split: Split) -> None:
             )
 
 
+def _map_shard(folder: Path, split: Split, layout: RecordLayout, index: int) -> NDArray[np.uint8]:
+    return map_records(folder, split.shards[index], layout)
+
+
 def map_records(folder: Path, shard: Shard, layout: RecordLayout) -> NDArray[np.uint8]:
     """The records of a local shard as a read-only (n, record_bytes) uint8 memory map."""
     file = folder / shard.file
@@ -167,7 +179,9 @@ def map_records(folder: Path, shard: Shard, layout: RecordLayout) -> NDArray[np.
         with file.open("rb") as opened:
             mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:  # ValueError: an empty file
-        raise ShardError(f"shard {file} cannot be read: {error}; copy the dataset again") from error
+        full = isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}
+        remedy = "allow more open files (ulimit -n)" if full else "copy the dataset again"
+        raise ShardError(f"shard {file} cannot be read: {error}; {remedy}") from error
     if len(mapped) != shard.bytes:
         raise ShardError(f"shard {file} has changed since the dataset was opened; open it again")
     return np.frombuffer(mapped, np.uint8).reshape(shard.records, layout.record_bytes)

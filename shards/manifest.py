@@ -115,6 +115,8 @@ def load_manifest(path: str | Path) -> Manifest:
     Errors: DatasetNotFoundError where there is no manifest, FormatVersionError for a newer format, ManifestError for a
     damaged one.
     """
+    if "://" in str(path):
+        raise DatasetNotFoundError(f"{path} is a URL, and datasets are read from local folders: copy it to one first")
     file = Path(path) / MANIFEST
     try:
         text = file.read_bytes()
@@ -268,10 +270,12 @@ def _parse_split(item: "_Object", dataset: str, record_bytes: int) -> Split:
     if not is_split_name(name):
         raise item.wrong("name", f"is {name!r}, which cannot name a split")
     documents = item.objects("shards")
+    if not documents:
+        raise item.wrong("shards", "is empty")
     shards = []
     for index, document in enumerate(documents):
         document.expect("file", str(ShardName(dataset, name, index, len(documents))))
-        records = document.integer("records")
+        records = document.integer("records", least=1)
         document.expect("windows", records)
         document.expect("bytes", records * record_bytes)
         shards.append(Shard(document.text("file"), records, records, records * record_bytes, document.digest("sha256")))

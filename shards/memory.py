@@ -3,6 +3,7 @@
 import mmap
 import weakref
 from collections import deque
+from contextlib import suppress
 
 import numpy as np
 
@@ -27,9 +28,10 @@ class Buffers:
         try:
             memory = self._free.pop()  # the last one that came back is the likeliest to be in a cache
         except IndexError:
-            memory = mmap.mmap(-1, max(self._nbytes, 1))
+            memory = mmap.mmap(-1, max(self._nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if self._nbytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-                memory.madvise(mmap.MADV_HUGEPAGE)
+                with suppress(OSError):  # a kernel without huge pages
+                    memory.madvise(mmap.MADV_HUGEPAGE)
         array = np.ndarray(shape, dtype, memory)  # a new object each time: TensorFlow counts references to it
         weakref.finalize(array, self._back, memory).atexit = False
         return array

@@ -1,8 +1,7 @@
 """One record: at once a `tf.train.Example` in TFRecord framing and an element of a fixed-size array.
 
-Every record of a dataset has the same number of bytes, so the bytes around the data are a template, the same in each
-record but for two integers and a checksum, and n records are an (n, record_bytes) uint8 array. The layout is written
-down in docs/format.md.
+Every record of a dataset has the same number of bytes, so the bytes around the data are the same in each record but for
+two integers and a checksum, and n records are an (n, record_bytes) uint8 array. docs/format.md has the layout.
 
 Sources: the TFRecord framing (length, masked CRC-32C of it, data, masked CRC-32C of that) is TensorFlow's; the wire
 format (tags, lengths, varints, which may be longer than they need be) is Protocol Buffers'.
@@ -60,15 +59,14 @@ class Field:
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """The bytes of every record of a dataset: a template, and where the features lie in it."""
+    """Where the features lie in each record, and (offset, bytes) of all that is the same in every record.
+
+    `record_bytes` are those of one record, framing included.
+    """
 
     fields: tuple[Field, ...]
-    template: bytes
-
-    @property
-    def record_bytes(self) -> int:
-        """Bytes of one record, framing included."""
-        return len(self.template)
+    constant: tuple[tuple[int, bytes], ...]
+    record_bytes: int
 
     @cached_property
     def data_fields(self) -> tuple[Field, ...]:
@@ -79,14 +77,10 @@ class RecordLayout:
         """The field of one feature."""
         return next(field for field in self.fields if field.feature.name == name)
 
-    def write_templates(self, records: NDArray[np.uint8]) -> None:
+    def write_constants(self, records: NDArray[np.uint8]) -> None:
         """Begin (n, record_bytes) records of undefined content: all but data, integers and checksums."""
-        template = np.frombuffer(self.template, np.uint8)
-        begin = 0
-        for field in self.data_fields:  # the data is written once, by the caller: do not touch its memory here
-            records[:, begin : field.offset] = template[begin : field.offset]
-            begin = field.offset + field.nbytes
-        records[:, begin:] = template[begin:]
+        for offset, part in self.constant:
+            records[:, offset : offset + len(part)] = np.frombuffer(part, np.uint8)
 
     def write_integers(self, records: NDArray[np.uint8], name: str, values: NDArray[np.int64]) -> None:
         """Write an integer feature of (n, record_bytes) records from n values."""
@@ -99,7 +93,7 @@ class RecordLayout:
 
     def damaged(self, records: NDArray[np.uint8]) -> NDArray[np.int64]:
         """Which of (n, record_bytes) records are not whole: their framing or a checksum is wrong."""
-        head = np.frombuffer(self.template[:_HEAD_BYTES], np.uint8)
+        head = np.frombuffer(self.constant[0][1][:_HEAD_BYTES], np.uint8)
         framed = (records[:, :_HEAD_BYTES] == head).all(axis=1)
         foot = np.ascontiguousarray(records[:, -_FOOT_BYTES:]).view("<u4")[:, 0]
         return np.flatnonzero(~framed | (foot != _mask(_checksums(records))))
@@ -111,26 +105,27 @@ def record_layout(features: Sequence[Feature]) -> RecordLayout:
     float32 is a packed `float_list`, every other dtype a `bytes_list` of one little-endian C-order buffer. Arrays begin
     at multiples of 4, and so do records, by way of length prefixes that are longer than they need be.
     """
-    fields: list[Field] = []
-    body = b""
     parts: list[tuple[Feature, Encoding, int]] = [
         *((feature, "float_list" if feature.dtype == "float32" else "bytes", feature.nbytes) for feature in features),
         (EPISODE, "varint", _EPISODE_BYTES),
         (START, "varint", _START_BYTES),
     ]
+    fields: list[Field] = []
+    constant: list[tuple[int, bytes]] = []
+    begin = at = _HEAD_BYTES + 1 + _LENGTH_BYTES
     for feature, encoding, nbytes in parts:
-        begin = _HEAD_BYTES + 1 + _LENGTH_BYTES + len(body)
         if feature is EPISODE:  # needs no alignment: it is read byte by byte, and `start` follows
             head = _feature_head(feature.name, encoding, nbytes, 0)
         else:
-            head = _aligned_head(feature.name, encoding, nbytes, begin)
-        fields.append(Field(feature, encoding, begin + len(head), nbytes))
-        body += head + bytes(nbytes)
-
-    data = b"\x0a" + _varint(len(body), _LENGTH_BYTES) + body  # Example.features
-    length = len(data).to_bytes(8, "little")
+            head = _aligned_head(feature.name, encoding, nbytes, at)
+        constant.append((at, head))
+        fields.append(Field(feature, encoding, at + len(head), nbytes))
+        at += len(head) + nbytes
+    length = (at - _HEAD_BYTES).to_bytes(8, "little")
     length_crc = _mask(np.array([crc32c(length)], "<u4")).tobytes()
-    return RecordLayout(tuple(fields), length + length_crc + data + bytes(_FOOT_BYTES))
+    features_head = b"\x0a" + _varint(at - begin, _LENGTH_BYTES)  # Example.features
+    constant.insert(0, (0, length + length_crc + features_head))
+    return RecordLayout(tuple(fields), tuple(constant), at + _FOOT_BYTES)
 
 
 def encode_varints(values: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
@@ -139,9 +134,11 @@ def encode_varints(values: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
     >>> encode_varints(np.array([5, 300]), 3).tolist()
     [[133, 128, 0], [172, 130, 0]]
     """
-    groups = (np.asarray(values, np.int64)[:, None] >> (7 * np.arange(width))) & 0x7F
+    groups = np.empty((len(values), width), np.uint8)
+    for place in range(width):  # column by column: no temporary of eight bytes a byte
+        groups[:, place] = (values >> (7 * place)) & 0x7F
     groups[:, :-1] |= 0x80
-    return groups.astype(np.uint8)
+    return groups
 
 
 def decode_varints(raw: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -15,7 +15,11 @@ import pytest
 
 from conftest import SaveEpisodes, WindowsOf
 from pipeline import BuildOptions, build, plan
-from shards import BuildError, Dataset, OptionError, OutputError, open_dataset
+from pipeline.draft import read_task, stage_plan, task_places
+from pipeline.preflight import check_output
+from pipeline.publish import publish
+from pipeline.write import write_shard
+from shards import BuildError, Dataset, DatasetNotFoundError, OptionError, OutputError, open_dataset
 
 LENGTH, SHIFT = 16, 5
 
@@ -214,6 +218,74 @@ def test_a_failed_build_can_be_run_again(
     assert found(open_dataset(tmp_path / "out")) == windows_of(episodes, LENGTH, SHIFT)
 
 
+def test_somebody_elses_dataset_is_not_touched(inputs: str, tmp_path: Path) -> None:
+    theirs = {"dataset_info.json": "{}", "features.json": "{}", "mnist-train.tfrecord-00000-of-00001": "digits"}
+    for number, more in enumerate([{}, {"manifest.json": '{"name": "a web app"}'}]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, text in (theirs | more).items():
+            (folder / name).write_text(text)
+        for overwrite in (False, True):
+            with pytest.raises(OutputError, match=r"is no dataset|cannot take a dataset"):
+                build(options(inputs, folder, overwrite=overwrite))
+        assert {file.name: file.read_text() for file in folder.iterdir()} == theirs | more
+
+
+def test_overwrite_does_not_replace_a_file_that_is_not_of_the_dataset(inputs: str, tmp_path: Path) -> None:
+    build(options(inputs, tmp_path / "out", workers=1))
+    (tmp_path / "out" / "ripples-test.tfrecord-00000-of-00002").write_text("mine")
+    with pytest.raises(OutputError, match=r"holds ripples-test\.tfrecord-00000-of-00002, which is not of the dataset"):
+        build(options(inputs, tmp_path / "out", name="ripples", overwrite=True))
+    assert open_dataset(tmp_path / "out").manifest.name == "waves"
+
+
+@pytest.mark.parametrize("moves", range(4))
+def test_a_replacement_interrupted_while_it_is_moved_is_finished_by_the_next_build(
+    inputs: str, tmp_path: Path, moves: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(options(inputs, tmp_path / "out", workers=1))
+    expected = build(options(inputs, tmp_path / "other", workers=1, seed=8)).fingerprint
+    planned = plan(options(inputs, tmp_path / "out", seed=8, overwrite=True))
+    stage_plan(planned)
+    done = [write_shard(planned.recipe, read_task(planned.staging, place)) for place in task_places(planned.staging)]
+    real, left = os.replace, [moves]
+
+    def stop(source: str, target: str) -> None:
+        if ".tmp" not in source.rpartition("/")[2]:
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+        real(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", stop)
+        with pytest.raises(KeyboardInterrupt):
+            publish(planned.output, planned.staging, done, planned.manifest.fingerprint)
+    if moves:
+        with pytest.raises(DatasetNotFoundError):
+            open_dataset(tmp_path / "out")
+    else:
+        assert open_dataset(tmp_path / "out").manifest.seed == 3
+    assert build(planned).fingerprint == expected
+    assert digests(tmp_path / "out") == digests(tmp_path / "other")
+
+
+def test_what_a_dead_build_left_counts_as_free(inputs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = plan(options(inputs, tmp_path / "out"))
+    stage_plan(planned)
+    (tmp_path / "out" / "incomplete.tmp" / "waves-train.tfrecord-00000-of-00005").write_bytes(bytes(20_000))
+    monkeypatch.setattr("pipeline.preflight.free_bytes", lambda folder: planned.manifest.bytes - 20_000)
+    check_output(planned)
+    monkeypatch.setattr("pipeline.preflight.free_bytes", lambda folder: planned.manifest.bytes - 40_000)
+    with pytest.raises(OutputError, match="the dataset needs"):
+        check_output(planned)
+
+
+def test_paths_may_be_paths(inputs: str, tmp_path: Path) -> None:
+    options = BuildOptions(inputs=(Path(inputs),), output=tmp_path / "out", window_length=16)  # type: ignore[arg-type]
+    assert build(options).name == "out"
+
+
 # A build in a process of its own, large enough to be interrupted: some seconds, some shards.
 
 
@@ -294,7 +366,10 @@ def test_an_interrupted_build_says_so_and_leaves_no_process(running: "subprocess
     running.send_signal(signal.SIGINT)
     _, error = running.communicate(timeout=60)
     assert running.returncode == 130
-    assert error.splitlines()[-1] == "python -m pipeline: interrupted; no dataset was written"
+    assert (
+        error.splitlines()[-1]
+        == "python -m pipeline: interrupted; no dataset was written. Run the same command again to build it"
+    )
     assert os.listdir(tmp_path / "out") == ["incomplete.tmp"]
     assert gone(list(below))
 
@@ -305,3 +380,15 @@ def test_the_job_ends_with_its_launcher(running: "subprocess.Popen[str]", tmp_pa
     running.kill()
     assert gone(list(below))
     assert os.listdir(tmp_path / "out") == ["incomplete.tmp"]
+
+
+def test_a_second_build_into_the_folder_is_refused(
+    running: "subprocess.Popen[str]", long_inputs: str, tmp_path: Path
+) -> None:
+    wait_for_shards(tmp_path / "out", 2)
+    second = BuildOptions(inputs=(long_inputs,), output=str(tmp_path / "out"), window_length=64, shift=8)
+    with pytest.raises(OutputError, match="another build is writing to"):
+        build(second)
+    _, error = running.communicate(timeout=120)
+    assert running.returncode == 0, error
+    assert open_dataset(tmp_path / "out").manifest.shift == 1

@@ -155,6 +155,8 @@ MISTAKES = [
     (["--window_length", "10", "--shard_size", "big"], "shard_size must be a size such as 128MiB"),
     (["--window_length", "10", "--name", "My-Data"], "name 'My-Data' must be a lower-case letter"),
     (["--window_length", "10", "--shfit", "4"], "--shfit is a flag neither of this command nor of Beam"),
+    (["--window_length", "10", "--direct_num_workers", "many"], "invalid int value: 'many'"),
+    (["--window_length", "10", "a/0.npy"], "unexpected argument 'a/0.npy': neither a flag nor the value of one; quote"),
     (["--window_length", "10", "extra"], "unexpected argument 'extra'"),
     (["--window_length", "101"], "no episode is as long as one window"),
     (["--window_length", "10", "--splits", "a=0.5,b=0.25,c=0.25"], "3 splits need as many episodes"),
@@ -235,3 +237,43 @@ def test_output_into_a_closed_pipe_is_no_error(inputs: str, tmp_path: Path) -> N
         ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stderr == ""
+
+
+def test_a_build_goes_on_when_its_reader_has_gone(inputs: str, tmp_path: Path) -> None:
+    for number, ending in enumerate(["| true", ">&-"]):
+        command = f"{sys.executable} -m pipeline build --input {inputs} --output {tmp_path}/{number} --window_length 10"
+        done = subprocess.run(
+            ["bash", "-c", f"set -o pipefail; {command} {ending}"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+        assert (tmp_path / str(number) / "manifest.json").exists()
+
+
+def test_file_names_that_are_no_text_are_shown_somehow(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in" / "long.npy", np.zeros(20, np.float32))
+    with open(os.fsencode(tmp_path) + b"/in/short\xff.npy", "wb") as file:
+        np.save(file, np.zeros(2, np.float32))
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline",
+        "plan",
+        "--input",
+        str(tmp_path / "in"),
+        "--output",
+        str(tmp_path / "o"),
+    ]
+    done = subprocess.run(
+        [*command, "--window_length", "10"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"},
+    )
+    assert "too short 1 episodes have no window: short\\udcff.npy" in done.stdout

@@ -90,7 +90,7 @@ def read_example(data: bytes) -> dict[str, tuple[str, bytes]]:
 def write_records(layout: RecordLayout, data: list[np.ndarray], episode: list[int], start: list[int]) -> np.ndarray:
     """Finished records of n windows, one (n, *shape) array a feature."""
     records = np.empty((len(episode), layout.record_bytes), np.uint8)
-    layout.write_templates(records)
+    layout.write_constants(records)
     for field, values in zip(layout.data_fields, data, strict=True):
         field.values(records)[...] = values
     layout.write_integers(records, "episode", np.array(episode, np.int64))

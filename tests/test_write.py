@@ -5,13 +5,14 @@ from collections.abc import Callable
 from hashlib import sha256
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import write
+from pipeline import BuildOptions, plan, write
 from pipeline.episodes import survey
 from pipeline.inputs import find_episodes
 from pipeline.write import Recipe, ShardDone, ShardTask, SourceEpisode, Span, make_records, write_shard
@@ -310,3 +311,19 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 2**10)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     shard_mib = 16 * (2**20 + 80) / 2**20
     assert int(done.stdout) < 3 * shard_mib
+
+
+def test_fortran_order_is_read_about_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in" / "a.npy", np.asfortranarray(np.zeros((2**18, 16), np.float32)))
+    planned = plan(BuildOptions((str(tmp_path / "in"),), str(tmp_path / "out"), window_length=64, shift=64))
+    (task,) = planned.tasks()
+    read, real = [0], write._read
+
+    def count(opened: Any, begin: int, count: int, dtype: Any) -> np.ndarray:
+        read[0] += count * dtype.itemsize
+        return real(opened, begin, count, dtype)
+
+    monkeypatch.setattr(write, "_read", count)
+    make_records(planned.recipe, task)
+    assert read[0] < 2 * 2**24
