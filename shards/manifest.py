@@ -11,9 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .document import Document
 from .errors import DatasetNotFoundError, FormatVersionError, ManifestError, SplitNotFoundError
 from .features import DTYPES, Feature
-from .naming import EPISODES, MANIFEST, ShardName, is_name, is_split_name
+from .naming import EPISODES, MANIFEST, ShardName, is_split_name
 from .record import EPISODE, MAX_WINDOW_BYTES, START, RecordLayout, record_layout
 
 FORMAT = "episode-windows"
@@ -193,7 +194,7 @@ def parse_manifest(text: bytes, file: str = MANIFEST) -> Manifest:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"{file} is damaged: not JSON ({error}); copy or build the dataset again") from None
-    top = _Object(document, file, "")
+    top = Document(document, file, "")
     top.expect("format", FORMAT)
     version = top.integer("format_version")
     if version > FORMAT_VERSION:
@@ -231,7 +232,7 @@ def parse_manifest(text: bytes, file: str = MANIFEST) -> Manifest:
     return manifest
 
 
-def _parse_features(top: "_Object") -> tuple[tuple[Feature, ...], RecordLayout]:
+def _parse_features(top: Document) -> tuple[tuple[Feature, ...], RecordLayout]:
     """The window's own features; what is said of their place must be what the layout gives."""
     documents = top.objects("features")
     features = []
@@ -258,14 +259,14 @@ def _parse_features(top: "_Object") -> tuple[tuple[Feature, ...], RecordLayout]:
     return tuple(features), layout
 
 
-def _parse_source(item: "_Object") -> Source:
+def _parse_source(item: Document) -> Source:
     counts = {key: item.integer(key) for key in ("episodes", "steps", "short", "skipped", "uncovered")}
     source = Source(dtype=item.text("dtype"), step_shape=item.integers("step_shape"), **counts)
     item.end()
     return source
 
 
-def _parse_split(item: "_Object", dataset: str, record_bytes: int) -> Split:
+def _parse_split(item: Document, dataset: str, record_bytes: int) -> Split:
     name = item.name("name")
     if not is_split_name(name):
         raise item.wrong("name", f"is {name!r}, which cannot name a split")
@@ -291,82 +292,8 @@ def _parse_split(item: "_Object", dataset: str, record_bytes: int) -> Split:
     return split
 
 
-def _parse_episodes_file(item: "_Object") -> str:
+def _parse_episodes_file(item: Document) -> str:
     item.expect("file", EPISODES)
     digest = item.digest("sha256")
     item.end()
     return digest
-
-
-class _Object:
-    """A JSON object of the manifest, read key by key; every complaint names the file and the key's full place."""
-
-    def __init__(self, document: Any, file: str, place: str) -> None:
-        self.document, self._file, self._place = document, file, place
-        if not isinstance(document, dict):
-            raise ManifestError(f"{file} is damaged: {place or 'the whole'} is not a JSON object")
-        self._unread = set(document)
-
-    def wrong(self, key: str, why: str) -> ManifestError:
-        place = f"{self._place}.{key}" if self._place else key
-        return ManifestError(f"{self._file} is damaged: {place} {why}; copy or build the dataset again")
-
-    def _get(self, key: str) -> Any:
-        if key not in self.document:
-            raise self.wrong(key, "is missing")
-        self._unread.discard(key)
-        return self.document[key]
-
-    def end(self) -> None:
-        """Complain of any key that was not read."""
-        for key in sorted(self._unread):
-            raise self.wrong(key, "is unknown in this format version")
-
-    def expect(self, key: str, value: object) -> None:
-        self.expect_value(key, self._get(key), value)
-
-    def expect_value(self, key: str, value: object, expected: object) -> None:
-        if value != expected or type(value) is not type(expected):
-            raise self.wrong(key, f"is {value!r:.200} where {expected!r} belongs")
-
-    def text(self, key: str) -> str:
-        value = self._get(key)
-        if not isinstance(value, str):
-            raise self.wrong(key, f"is {value!r:.200}, not a text")
-        return value
-
-    def name(self, key: str) -> str:
-        value = self.text(key)
-        if not is_name(value):
-            raise self.wrong(key, f"is {value!r:.200}, which is no name")
-        return value
-
-    def digest(self, key: str) -> str:
-        value = self.text(key)
-        if len(value) != 64 or not set(value) <= set("0123456789abcdef"):
-            raise self.wrong(key, f"is {value!r:.200}, not a SHA-256 digest in hexadecimal")
-        return value
-
-    def integer(self, key: str, least: int = 0) -> int:
-        return self._integer(key, self._get(key), least)
-
-    def _integer(self, key: str, value: Any, least: int) -> int:
-        if type(value) is not int or not least <= value < 2**63:
-            raise self.wrong(key, f"is {value!r:.200}, not a whole number of {least} or more")
-        return value
-
-    def integers(self, key: str) -> tuple[int, ...]:
-        return tuple(self._integer(key, value, 0) for value in self._list(key))
-
-    def object(self, key: str) -> "_Object":
-        return _Object(self._get(key), self._file, f"{self._place}.{key}" if self._place else key)
-
-    def objects(self, key: str) -> list["_Object"]:
-        place = f"{self._place}.{key}" if self._place else key
-        return [_Object(value, self._file, f"{place}[{index}]") for index, value in enumerate(self._list(key))]
-
-    def _list(self, key: str) -> list[Any]:
-        value: Any = self._get(key)
-        if not isinstance(value, list):
-            raise self.wrong(key, f"is {value!r:.200}, not a list")
-        return value

@@ -1,0 +1,90 @@
+"""A JSON object read strictly: every key known, present and of its type, or an error that names its place."""
+
+from typing import Any
+
+from .errors import ManifestError
+from .naming import is_name
+
+
+class Document:
+    """A JSON object of the manifest, read key by key; every complaint names the file and the key's full place."""
+
+    def __init__(self, document: Any, file: str, place: str) -> None:
+        self.document, self._file, self._place = document, file, place
+        if not isinstance(document, dict):
+            raise ManifestError(f"{file} is damaged: {place or 'the whole'} is not a JSON object")
+        self._unread = set(document)
+
+    def wrong(self, key: str, why: str) -> ManifestError:
+        """The error that `key` here is wrong, and why."""
+        place = f"{self._place}.{key}" if self._place else key
+        return ManifestError(f"{self._file} is damaged: {place} {why}; copy or build the dataset again")
+
+    def _get(self, key: str) -> Any:
+        if key not in self.document:
+            raise self.wrong(key, "is missing")
+        self._unread.discard(key)
+        return self.document[key]
+
+    def end(self) -> None:
+        """Complain of any key that was not read."""
+        for key in sorted(self._unread):
+            raise self.wrong(key, "is unknown in this format version")
+
+    def expect(self, key: str, value: object) -> None:
+        """Read a key that can have but one value."""
+        self.expect_value(key, self._get(key), value)
+
+    def expect_value(self, key: str, value: object, expected: object) -> None:
+        """Complain unless a value already read is the expected one."""
+        if value != expected or type(value) is not type(expected):
+            raise self.wrong(key, f"is {value!r:.200} where {expected!r} belongs")
+
+    def text(self, key: str) -> str:
+        """Read a text."""
+        value = self._get(key)
+        if not isinstance(value, str):
+            raise self.wrong(key, f"is {value!r:.200}, not a text")
+        return value
+
+    def name(self, key: str) -> str:
+        """Read a name, as a dataset can have it."""
+        value = self.text(key)
+        if not is_name(value):
+            raise self.wrong(key, f"is {value!r:.200}, which is no name")
+        return value
+
+    def digest(self, key: str) -> str:
+        """Read a SHA-256 digest in hexadecimal."""
+        value = self.text(key)
+        if len(value) != 64 or not set(value) <= set("0123456789abcdef"):
+            raise self.wrong(key, f"is {value!r:.200}, not a SHA-256 digest in hexadecimal")
+        return value
+
+    def integer(self, key: str, least: int = 0) -> int:
+        """Read a whole number in [least, 2**63)."""
+        return self._integer(key, self._get(key), least)
+
+    def _integer(self, key: str, value: Any, least: int) -> int:
+        if type(value) is not int or not least <= value < 2**63:
+            raise self.wrong(key, f"is {value!r:.200}, not a whole number of {least} or more")
+        return value
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        """Read a list of whole numbers."""
+        return tuple(self._integer(key, value, 0) for value in self._list(key))
+
+    def object(self, key: str) -> "Document":
+        """Read an object."""
+        return Document(self._get(key), self._file, f"{self._place}.{key}" if self._place else key)
+
+    def objects(self, key: str) -> list["Document"]:
+        """Read a list of objects."""
+        place = f"{self._place}.{key}" if self._place else key
+        return [Document(value, self._file, f"{place}[{index}]") for index, value in enumerate(self._list(key))]
+
+    def _list(self, key: str) -> list[Any]:
+        value: Any = self._get(key)
+        if not isinstance(value, list):
+            raise self.wrong(key, f"is {value!r:.200}, not a list")
+        return value
