@@ -333,15 +333,19 @@ def test_batches_are_on_the_gpu(folder: Path) -> None:
 
 
 def test_what_a_stream_holds_goes_with_it(folder: Path, windows: dict[tuple[int, int], bytes]) -> None:
+    chunks, count = _iterate_without_the_dataset(folder)
+    gc.collect()
+    assert count == len(windows)
+    assert chunks() is None
+
+
+def _iterate_without_the_dataset(folder: Path) -> tuple["weakref.ref[Chunks]", int]:
     dataset = load(folder, batch_size=10, provenance=True)
     chunks = weakref.ref(_find_chunks(dataset))
     iterator = iter(dataset.map(lambda batch: batch["start"]))
     del dataset
     gc.collect()
-    assert sum(len(batch) for batch in iterator) == len(windows)
-    del iterator
-    gc.collect()
-    assert chunks() is None
+    return chunks, sum(len(batch) for batch in iterator)
 
 
 def _find_chunks(dataset: tf.data.Dataset) -> Chunks:
