@@ -17,6 +17,7 @@ install: $(INSTALLED)  ## install the project and all it needs into .venv
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --upgrade pip  # the pip that Python 3.10 brings needs many minutes to resolve
 	$(RUN) -m pip install --quiet --editable '.[dev]'
 	touch $@
 

@@ -72,4 +72,4 @@ def chunk_function(chunks: Chunks, fields: Sequence[Field]) -> Callable[[tf.Tens
             for field, values in zip(fields, filled, strict=True)
         }
 
-    return gather
+    return tf.autograph.experimental.do_not_convert(gather)  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ from .chunks import PARALLEL_CHUNKS, Chunks, batches_per_chunk, chunk_function
 from .device import only_gpu, prefetch
 from .gather import Gatherer
 from .order import MAX_POOL_WINDOWS, FixedOrder, Order, ShuffledOrder
-from .targets import Batch, Targets, apply_targets, check_targets
+from .targets import Batch, Targets, check_targets, splitting
 
 _MAPS_AT_RANDOM = 128  # mapped shards kept where the order jumps among all; each holds a file descriptor
 _MOST_MAPS = 512  # of the 1024 descriptors that a process often may have
@@ -69,7 +69,7 @@ def load(
     chunks = Chunks(gatherer, order, fields, size, count)
 
     dataset = _epochs()  # number of this epoch
-    dataset = dataset.flat_map(lambda epoch: _numbered(epoch, len(chunks)))  # (epoch, chunk)
+    dataset = dataset.flat_map(_numbering(len(chunks)))  # (epoch, chunk)
     dataset = dataset.map(chunk_function(chunks, fields), PARALLEL_CHUNKS)  # {name: (batches * B, length, ...)}
     dataset.chunks = chunks  # see chunk_function; whatever is made from this dataset keeps it
     dataset = dataset.prefetch(1)
@@ -77,7 +77,7 @@ def load(
     if map_fn is not None:
         dataset = dataset.map(map_fn, num_parallel_calls=tf.data.AUTOTUNE)  # {name: anything}
     if targets is not None:
-        dataset = dataset.map(lambda batch: apply_targets(batch, targets))  # (x, y)
+        dataset = dataset.map(targets if callable(targets) else splitting(targets))  # (x, y)
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(-(-count // batch_size)))
     return prefetch(dataset.with_options(_options()), only_gpu())
 
@@ -104,15 +104,27 @@ def _sorted(windows: Windows) -> Order:
     return FixedOrder(shards, places - firsts[shards])
 
 
+# AutoGraph has nothing to convert in our functions.
+_plain = tf.autograph.experimental.do_not_convert
+
+
 def _epochs() -> tf.data.Dataset:
     """One element, the number of the epoch: 0 the first time that the dataset is iterated, then 1, and so on."""
     numbers = itertools.count()
-    one = tf.data.Dataset.range(1)
-    return one.map(lambda _: tf.ensure_shape(tf.numpy_function(lambda: np.int64(next(numbers)), [], tf.int64), ()))
+
+    def number(_: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(tf.numpy_function(lambda: np.int64(next(numbers)), [], tf.int64), ())
+
+    return tf.data.Dataset.range(1).map(_plain(number))
 
 
-def _numbered(epoch: tf.Tensor, chunks: int) -> tf.data.Dataset:
-    return tf.data.Dataset.range(chunks).map(lambda chunk: (epoch, chunk))
+def _numbering(chunks: int) -> Callable[[tf.Tensor], tf.data.Dataset]:
+    """The stage epoch -> (epoch, 0), (epoch, 1), ... (epoch, chunks - 1)."""
+
+    def numbered(epoch: tf.Tensor) -> tf.data.Dataset:
+        return tf.data.Dataset.range(chunks).map(_plain(lambda chunk: (epoch, chunk)))
+
+    return _plain(numbered)  # type: ignore[no-any-return]
 
 
 def _options() -> tf.data.Options:

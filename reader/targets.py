@@ -27,22 +27,22 @@ def check_targets(targets: Targets, manifest: Manifest, provenance: bool) -> Non
         raise OptionError(f"targets={targets} must leave a step to x: windows have {manifest.length} steps")
 
 
-def apply_targets(batch: Batch, targets: Targets) -> Any:
-    """A batch of {name: (B, length, ...)} as the caller wants it; one feature alone comes out of its dict.
+def splitting(targets: str | int) -> Callable[[Batch], Any]:
+    """The stage {name: (B, length, ...)} -> (x, y); one feature alone comes out of its dict.
 
-    None: the dict. "same": (x, x). h: (the first length - h steps, the last h steps). A function: what it gives.
+    "same": (x, x). A number h: (the first length - h steps, the last h steps).
     """
-    if targets is None:
-        return batch
-    if callable(targets):
-        return targets(batch)
-    if targets == "same":
-        x = _bare(batch)
-        return x, x
-    return (
-        _bare({name: values[:, :-targets] for name, values in batch.items()}),
-        _bare({name: values[:, -targets:] for name, values in batch.items()}),
-    )
+
+    def split(batch: Batch) -> Any:
+        if isinstance(targets, str):
+            x = _bare(batch)
+            return x, x
+        return (
+            _bare({name: values[:, :-targets] for name, values in batch.items()}),
+            _bare({name: values[:, -targets:] for name, values in batch.items()}),
+        )
+
+    return tf.autograph.experimental.do_not_convert(split)  # type: ignore[no-any-return]
 
 
 def _bare(batch: Batch) -> Any:
