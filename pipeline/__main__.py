@@ -7,10 +7,19 @@ from collections.abc import Sequence
 
 from shards.command import Command, discard_output, run_command
 from shards.text import format_bytes
+from shards.windows import TAILS
 
 from .files import is_remote
 from .job import build, plan
-from .options import BuildOptions, parse_num_shards, parse_size, parse_splits
+from .options import (
+    BuildOptions,
+    parse_dtype,
+    parse_features,
+    parse_num_shards,
+    parse_size,
+    parse_splits,
+    parse_windows_per_record,
+)
 from .progress import BuildProgress
 from .report import describe_plan, format_plan
 
@@ -50,14 +59,25 @@ def _add_options(command: argparse.ArgumentParser) -> None:
     add("--output", required=True, metavar="DIR", help="the dataset's folder")
     add("--window_length", type=int, required=True, metavar="L", help="steps of a window")
     add("--shift", type=int, metavar="S", help="steps from one window to the next (default: L)")
+    add("--stride", type=int, default=1, metavar="D", help="steps from one step of a window to its next (default: 1)")
+    add("--tail", default="drop", choices=TAILS, help="what becomes of an episode's last steps (default: drop)")
+    add("--windows_per_record", default="1", metavar="K or auto", help="store overlap once in records of K windows")
+    add("--features", metavar="NAME,...", help="arrays of .npz files and fields of .npy files to take (default: all)")
+    add("--dtype", default="", metavar="NAME=DTYPE,...", help="store features as other dtypes")
+    add("--labels", metavar="CSV", help="a file with a column path and further columns, features of the episode")
     add("--name", help="the dataset's name (default: the output folder's)")
-    add("--splits", default="train=1", metavar="NAME=FRACTION,...", help="such as train=0.8,validation=0.1,test=0.1")
+    add("--splits", metavar="NAME=FRACTION,... or dirs", help="such as train=0.8,test=0.2 (default: train=1)")
+    add("--split_by", default="episode", choices=("episode", "time", "hash"), help="(default: episode)")
+    add("--splits_from", metavar="COLUMN", help="the column of the labels that names the split of each episode")
+    add("--group_by", metavar="COLUMN or REGEX", help="what episodes of one group, and so of one split, have in common")
+    add("--purge", type=int, default=0, metavar="STEPS", help="left out between two splits of an episode split by time")
     add("--seed", type=int, default=0, help="of the splits and of the order on disk (default: 0)")
     size = command.add_mutually_exclusive_group()
     size.add_argument("--num_shards", metavar="N or SPLIT=N,...", help="shards of each split")
     size.add_argument("--shard_size", default="128MiB", metavar="SIZE", help="about (default: 128MiB)")
     add("--workers", type=int, metavar="N", help="local processes (default: one a core)")
     add("--on_error", default="fail", choices=("fail", "skip"), help="for files that cannot be used (default: fail)")
+    add("--nonfinite", default="warn", choices=("warn", "fail"), help="for NaN and infinity (default: warn)")
     add("--overwrite", action="store_true", help="replace a dataset that is already there")
     add("--verbose", action="store_true", help="show Beam's log")
 
@@ -68,13 +88,24 @@ def _options(parsed: argparse.Namespace) -> BuildOptions:
         output=parsed.output,
         window_length=parsed.window_length,
         shift=parsed.shift,
+        stride=parsed.stride,
+        tail=parsed.tail,
+        windows_per_record=parse_windows_per_record(parsed.windows_per_record),
+        features=None if parsed.features is None else parse_features(parsed.features),
+        dtype=parse_dtype(parsed.dtype) if parsed.dtype else {},
+        labels=parsed.labels,
         name=parsed.name,
-        splits=parse_splits(parsed.splits),
+        splits=parsed.splits if parsed.splits in {None, "dirs"} else parse_splits(parsed.splits),
+        split_by=parsed.split_by,
+        splits_from=parsed.splits_from,
+        group_by=parsed.group_by,
+        purge=parsed.purge,
         seed=parsed.seed,
         num_shards=None if parsed.num_shards is None else parse_num_shards(parsed.num_shards),
         shard_size=parse_size(parsed.shard_size),
         workers=parsed.workers,
         on_error=parsed.on_error,
+        nonfinite=parsed.nonfinite,
         overwrite=parsed.overwrite,
         beam_args=tuple(parsed.beam_args),
         verbose=parsed.verbose,
@@ -95,6 +126,13 @@ def _build(parsed: argparse.Namespace) -> int:
         discard_output()
     with BuildProgress(planned.manifest) as progress:
         manifest = build(planned, progress.on_shards)
+    for each in manifest.nonfinite:
+        path = planned.episodes.paths[each.episode]
+        print(
+            f"warning: {path} has {each.values:,} NaN or infinite values in {each.feature}, the first in step"
+            f" {each.step}",
+            file=sys.stderr,
+        )
     output, split = planned.options.output, manifest.splits[0].name
     local = f"a local copy of {output}" if is_remote(output) else output
     copied = "Copy the folder to a local disk and load it" if is_remote(output) else "Load them"

@@ -7,20 +7,21 @@ the shards that it is given. So the job's graph and its messages stay small howe
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shards.features import Feature
-from shards.manifest import FORMAT_VERSION, Manifest, Shard, Source, Split, format_manifest
+from shards.manifest import FORMAT_VERSION, Manifest, Shard, Source, Split, Splitting, format_manifest
 from shards.naming import EPISODES, FEATURES, ShardName
 from shards.record import RecordLayout, record_layout
-from shards.tfds import features_json
-from shards.windows import count_covered, count_windows
+from shards.tfds import class_name_files, features_json
+from shards.windows import WindowSpec
 
 from .episodes import Episodes
 from .files import delete_folder, is_remote, join, make_folder, read_file, write_file
@@ -41,17 +42,26 @@ def _quoted(text: str) -> str:
 
 @dataclass(frozen=True)
 class DatasetPlan:
-    """What a build will write: the options, the episodes, the one feature of a window, and each split's plan."""
+    """What a build will write: the options, how windows are cut, the episodes, and each split's plan.
+
+    `groups` are the names of the episodes' groups, if there are any.
+    """
 
     options: BuildOptions
+    window: WindowSpec
     episodes: Episodes
-    feature: Feature
+    groups: Sequence[str] | None
     splits: tuple[SplitPlan, ...]
+
+    @cached_property
+    def features(self) -> tuple[Feature, ...]:
+        """The features of a window."""
+        return features_of(self.episodes, self.window)
 
     @cached_property
     def layout(self) -> RecordLayout:
         """The layout of each record."""
-        return record_layout([self.feature])
+        return record_layout(self.features, self.window)
 
     @property
     def output(self) -> str:
@@ -67,93 +77,134 @@ class DatasetPlan:
     @property
     def recipe(self) -> Recipe:
         """What the workers need besides their tasks."""
-        options = self.options
         return Recipe(
             root=self.episodes.root,
             staging=self.staging,
-            feature=self.feature,
-            length=options.window_length,
-            shift=options.step_shift,
+            spec=self.window,
+            features=self.features,
+            labels=tuple(column.feature.name for column in self.episodes.labels),
+            picked=self.options.features,
+            forms=self.episodes.forms,
+            fail_nonfinite=self.options.nonfinite == "fail",
             shard_bytes=max(shard.bytes for split in self.manifest.splits for shard in split.shards),
         )
 
     @cached_property
+    def used(self) -> NDArray[np.int64]:
+        """The rows of the episodes that have windows, ascending."""
+        return np.unique(np.concatenate([split.sections.episodes for split in self.splits]))
+
+    @cached_property
     def source(self) -> Source:
         """What the dataset is made from."""
-        episodes, options = self.episodes, self.options
-        windows = count_windows(episodes.steps, options.window_length, options.step_shift)
-        used = windows > 0
-        covered = count_covered(windows, options.window_length, options.step_shift)
+        steps = int(self.episodes.steps[self.used].sum())
+        covered = sum(int(self.window.covered(split.sections.steps).sum()) for split in self.splits)
         return Source(
-            episodes=int(used.sum()),
-            steps=int(episodes.steps[used].sum()),
-            dtype=episodes.dtype,
-            step_shape=episodes.step_shape,
-            short=int((~used).sum()) - len(episodes.problems),
-            skipped=len(episodes.problems),
-            uncovered=int((episodes.steps - covered)[used].sum()),
+            episodes=len(self.used),
+            steps=steps,
+            bytes=steps * self.episodes.step_bytes,
+            short=len(self.episodes.paths) - len(self.used) - len(self.episodes.problems),
+            skipped=len(self.episodes.problems),
+            uncovered=steps - covered,
         )
 
     @cached_property
     def episodes_csv(self) -> bytes:
-        """The bytes of episodes.csv: a row an episode, also those left out."""
-        episodes, options = self.episodes, self.options
-        windows = count_windows(episodes.steps, options.window_length, options.step_shift).tolist()
-        split_of = [""] * len(windows)
-        for split in self.splits:
-            for episode in split.episodes.tolist():
-                split_of[episode] = split.name
-        rows = ["episode,path,split,steps,windows,left_out\n"]
-        for i, (path, steps) in enumerate(zip(episodes.paths, episodes.steps.tolist(), strict=True)):
-            why = episodes.problems.get(i, "") or ("" if windows[i] else "shorter than one window")
-            rows.append(f"{i},{_quoted(path)},{split_of[i]},{steps},{windows[i]},{_quoted(why)}\n")
+        """The bytes of episodes.csv: a row for each section of an episode, and for each episode left out."""
+        episodes = self.episodes
+        columns = [(split.sections, self.window.count(split.sections.steps)) for split in self.splits]
+        sections = [
+            np.stack([part.episodes, np.full(len(windows), number), part.begin, part.begin + part.steps, windows])
+            for number, (part, windows) in enumerate(columns)
+        ]
+        left_out = np.delete(np.arange(len(episodes.paths)), self.used)
+        none = np.zeros_like(left_out)
+        table = np.concatenate([*sections, np.stack([left_out, none - 1, none, none, none])], axis=1)
+        names = [*(split.name for split in self.splits), ""]  # the last one is that of number -1
+        steps = episodes.steps.tolist()
+        rows = ["episode,path,steps,split,begin,end,windows,group,left_out\n"]
+        for i, split, begin, end, windows in table[:, np.lexsort((table[2], table[0]))].T.tolist():
+            group = "" if self.groups is None or i in episodes.problems else _quoted(self.groups[i])
+            why = "" if windows else _quoted(episodes.problems.get(i, "shorter than one window"))
+            where = f"{names[split]},{begin},{end},{windows}"
+            rows.append(f"{i},{_quoted(episodes.paths[i])},{steps[i]},{where},{group},{why}\n")
         return "".join(rows).encode(errors="surrogateescape")
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The manifest, with zeros for the digests of shards that are still to be written."""
+        """The manifest, with zeros for the digests of shards that are still to be written, and no statistics yet."""
         options, record_bytes = self.options, self.layout.record_bytes
         splits = []
         for split in self.splits:
             names = (ShardName(options.dataset_name, split.name, i, split.shards) for i in range(split.shards))
+            records, windows = split.shard_sums(split.count), split.shard_sums(split.windows)
             shards = tuple(
-                Shard(str(name), records, records, records * record_bytes, _NO_DIGEST)
-                for name, records in zip(names, split.shard_windows().tolist(), strict=True)
+                Shard(str(name), in_records, in_windows, in_records * record_bytes, _NO_DIGEST)
+                for name, in_records, in_windows in zip(names, records.tolist(), windows.tolist(), strict=True)
             )
-            splits.append(Split(split.name, options.splits[split.name], len(split.episodes), shards))
-        episodes_sha256 = sha256(self.episodes_csv).hexdigest()
+            fraction = None if options.fractions is None else options.fractions[split.name]
+            splits.append(Split(split.name, fraction, len(split.sections.episodes), shards))
+        by = "given" if options.fractions is None else options.split_by
         draft = Manifest(
             name=options.dataset_name,
-            length=options.window_length,
-            shift=options.step_shift,
+            window=self.window,
             seed=options.seed,
-            features=(self.feature,),
+            features=self.features,
             source=self.source,
+            splitting=Splitting(by, options.group_by, options.purge),
             splits=tuple(splits),
-            episodes_sha256=episodes_sha256,
+            statistics=(),
+            nonfinite=(),
+            episodes_sha256=sha256(self.episodes_csv).hexdigest(),
             fingerprint=_NO_DIGEST,
         )
-        # The draft names all that the shards' bytes depend on, but for the episodes' values.
+        # The draft names all that the shards' bytes depend on, but for the values of episodes and labels.
         return replace(draft, fingerprint=sha256(b"%d" % FORMAT_VERSION + format_manifest(draft)).hexdigest())
 
     def tasks(self) -> Iterator[ShardTask]:
         """The task of each shard, split by split."""
-        episodes, seed = self.episodes, self.options.seed
+        episodes, seed, training = self.episodes, self.options.seed, self.manifest.training_split
+        members = np.array([len(form) for form in episodes.forms])
         for number, (split, planned) in enumerate(zip(self.splits, self.manifest.splits, strict=True)):
             columns = np.stack([split.span_episodes, split.first, split.count], axis=1)
+            sections = split.sections
             for index, shard in enumerate(planned.shards):
-                rows = columns[split.shard_spans[index] : split.shard_spans[index + 1]].tolist()
-                named = {
+                rows = columns[split.shard_spans[index] : split.shard_spans[index + 1]]
+                named = np.unique(rows[:, 0])
+                place = np.searchsorted(sections.episodes, named)
+                numbers = zip(
+                    named.tolist(),
+                    episodes.steps[named].tolist(),
+                    episodes.form[named].tolist(),
+                    episodes.offsets[named].tolist(),
+                    members[episodes.form[named]].tolist(),
+                    sections.begin[place].tolist(),
+                    sections.steps[place].tolist(),
+                    strict=True,
+                )
+                sources = {
                     i: SourceEpisode(
                         episodes.paths[i],
-                        int(episodes.steps[i]),
-                        int(episodes.offsets[i]),
-                        bool(episodes.big_endian[i]),
-                        bool(episodes.fortran_order[i]),
+                        file_steps,
+                        form,
+                        tuple(offsets[:arrays]),
+                        begin,
+                        steps,
+                        tuple(column.values[i] for column in episodes.labels),
                     )
-                    for i in sorted({row[0] for row in rows})
+                    for i, file_steps, form, offsets, arrays, begin, steps in numbers
                 }
-                yield ShardTask(shard.file, (seed, 2, number, index), tuple(Span(*row) for row in rows), named)
+                spans = tuple(Span(*row) for row in rows.tolist())
+                yield ShardTask(shard.file, (seed, 2, number, index), split.name == training, spans, sources)
+
+
+def features_of(episodes: Episodes, window: WindowSpec) -> tuple[Feature, ...]:
+    """The features that windows of these episodes have."""
+    arrays = (
+        Feature(array.name, array.dtype, () if array.shape is None else (window.length, *array.shape))
+        for array in episodes.arrays
+    )
+    return (*arrays, *(column.feature for column in episodes.labels))
 
 
 def stage_plan(plan: DatasetPlan) -> None:
@@ -165,7 +216,8 @@ def stage_plan(plan: DatasetPlan) -> None:
     places = [(begin, end - begin) for begin, end in pairwise(ends)]
     files = {
         EPISODES: plan.episodes_csv,
-        FEATURES: features_json((plan.feature,)),
+        FEATURES: features_json(plan.manifest),
+        **class_name_files(plan.manifest),
         _TASKS: b"".join(lines),
         _TASK_INDEX: json.dumps(places).encode(),
         _DRAFT: format_manifest(plan.manifest),

@@ -1,21 +1,22 @@
 """What the episodes are: each file's header read and checked, before anything is written."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.errors import EpisodeError
+from shards.errors import EpisodeError, OptionError
+from shards.features import DTYPES
 from shards.record import MAX_EPISODES, MAX_STEPS
 
 from .files import is_remote, open_file
 from .inputs import EpisodeFile
-from .npy import FIRST_READ, NpyError, NpyHeader, header_bytes, parse_header
+from .labels import LabelColumn, Labels, label_columns
+from .npy import NpyError
 from .options import OnError
+from .source import Form, SourceArray, SourceHeader, arrays_of, read_source_header
 
 _LISTED = 50  # bad files that one error message names
 _THREADS = 32  # header reads in flight: the latency of an object store is hidden, a local disk not hurt
@@ -26,81 +27,150 @@ _FILES_PER_TASK = 64
 class Episodes:
     """All episode files as a table, row by row in the order of their paths; a row is an episode's number for good.
 
-    `root` + paths[i] opens row i. dtype and step_shape are the same in every usable row. Where a file cannot be used,
-    `problems` says why, and its `steps` are 0. steps, offsets (bytes before the data): int64 arrays; big_endian,
-    fortran_order: bool arrays.
+    `root` + paths[i] opens row i. Every usable row has the same `arrays`, which say how they are stored in the dataset;
+    how they lie in its file is forms[form[i]], an array of the file from byte offsets[i, j] on. Where a file cannot be
+    used, `problems` says why, and its `steps` are 0. steps, form: int64 (n,); offsets: int64 (n, most arrays of a
+    file). `labels` have a value a row; `unlabelled` are rows of the labels file for which there is no episode.
     """
 
     root: str
     paths: tuple[str, ...]
-    dtype: str
-    step_shape: tuple[int, ...]
+    arrays: tuple[SourceArray, ...]
+    forms: tuple[Form, ...]
     steps: NDArray[np.int64]
+    form: NDArray[np.int64]
     offsets: NDArray[np.int64]
-    big_endian: NDArray[np.bool_]
-    fortran_order: NDArray[np.bool_]
     problems: dict[int, str]
+    labels: tuple[LabelColumn, ...] = ()
+    unmatched: tuple[str, ...] = ()
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of one step of all arrays, as they are stored."""
+        return sum(_step_bytes(array) for array in self.arrays if array.shape is not None)
 
 
-def survey(files: Sequence[EpisodeFile], on_error: OnError = "fail") -> Episodes:
-    """Read the header of every file and make sure that the episodes agree in dtype and step shape.
+def survey(
+    files: Sequence[EpisodeFile],
+    on_error: OnError = "fail",
+    picked: Sequence[str] | None = None,
+    casts: Mapping[str, str] | None = None,
+) -> Episodes:
+    """Read the header of every file and make sure that the episodes agree in their arrays, dtypes and step shapes.
 
-    With on_error="skip", files that cannot be used, and those that disagree with the largest group, become `problems`.
+    Only the `picked` arrays are looked at, in this order; all, by name, if None. `casts` are the dtypes to store some
+    of them as. With on_error="skip", files that cannot be used, and those that disagree with the largest group, become
+    `problems`.
     Errors: one EpisodeError that names all bad files (its first 50), and each group with its count and two examples.
     """
     if len(files) >= MAX_EPISODES:
         raise EpisodeError(f"{len(files)} episodes are more than a dataset can hold ({MAX_EPISODES})")
-    headers = _read_headers(files)
-    problems = {i: str(error) for i, error in enumerate(headers) if isinstance(error, NpyError)}
-    kinds = {i: (h.dtype, h.shape[1:]) for i, h in enumerate(headers) if isinstance(h, NpyHeader)}
-    groups = Counter(kinds.values())
-    complaints = [_list_problems(files, problems)] if problems else []
-    if len(groups) > 1:
-        complaints.append(_list_groups(files, kinds, groups))
+    table = read_table(_read_headers(files, picked), len(files))
+    casts = casts or {}
+    kinds = [_kind(form, picked, casts) for form in table.forms]
+    counts: dict[Kind, int] = {}
+    for kind, count in zip(kinds, np.bincount(table.form[table.form >= 0], minlength=len(kinds)), strict=True):
+        counts[kind] = counts.get(kind, 0) + int(count)
+    complaints = [_list_problems(files, table.problems)] if table.problems else []
+    if len(counts) > 1:
+        complaints.append(_list_groups(files, table, kinds, counts))
     if complaints and on_error == "fail":
         raise EpisodeError("\n".join([*complaints, "Mend or remove them, or leave them out with --on_error skip."]))
-    if not groups:
+    if not counts:
         raise EpisodeError("\n".join([*complaints, "No episode is left."]))
-    chosen = groups.most_common(1)[0][0]
-    for i, kind in kinds.items():
-        if kind != chosen:
-            problems[i] = f"is {_kind(*kind)} where most episodes are {_kind(*chosen)}"
-    usable = [None if i in problems else header for i, header in enumerate(headers)]
-
-    def column(attribute: str, dtype: type) -> NDArray:  # type: ignore[type-arg]
-        return np.array([0 if header is None else getattr(header, attribute) for header in usable], dtype)
-
+    chosen = max(counts, key=lambda kind: counts[kind])
+    problems, steps = dict(table.problems), table.steps.copy()
+    strange = np.array([kind != chosen for kind in kinds])
+    for i in np.flatnonzero((table.form >= 0) & strange[table.form]).tolist():
+        problems[i] = f"is {_shown(kinds[table.form[i]])} where most episodes are {_shown(chosen)}"
+        steps[i] = 0
     return Episodes(
         root=files[0].root,
         paths=tuple(file.path for file in files),
-        dtype=chosen[0],
-        step_shape=chosen[1],
-        steps=np.array([0 if isinstance(h, NpyError | None) else h.shape[0] for h in usable], np.int64),
-        offsets=column("offset", np.int64),
-        big_endian=column("big_endian", np.bool_),
-        fortran_order=column("fortran_order", np.bool_),
-        problems=problems,
+        arrays=chosen,
+        forms=table.forms,
+        steps=steps,
+        form=table.form,
+        offsets=table.offsets,
+        problems=dict(sorted(problems.items())),
     )
 
 
-def read_header(file: EpisodeFile) -> NpyHeader | NpyError:
+@dataclass(frozen=True)
+class HeaderTable:
+    """Headers as columns, with `form` -1 where one is a problem."""
+
+    forms: tuple[Form, ...]
+    steps: NDArray[np.int64]
+    form: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    problems: dict[int, str]
+
+
+def read_table(headers: Iterator[SourceHeader | NpyError], count: int) -> HeaderTable:
+    """Gather `count` headers as they come, keeping none: a million have few forms."""
+    forms: dict[Form, int] = {}
+    steps, form = np.zeros(count, np.int64), np.full(count, -1, np.int64)
+    offsets = np.zeros((count, 1), np.int64)
+    problems = {}
+    for i, header in enumerate(headers):
+        if isinstance(header, NpyError):
+            problems[i] = str(header)
+            continue
+        form[i] = forms.setdefault(header.form, len(forms))
+        steps[i] = header.steps
+        if len(header.offsets) > offsets.shape[1]:
+            offsets = np.pad(offsets, ((0, 0), (0, len(header.offsets) - offsets.shape[1])))
+        offsets[i, : len(header.offsets)] = header.offsets
+    return HeaderTable(tuple(forms), steps, form, offsets, problems)
+
+
+def attach_labels(episodes: Episodes, labels: Labels, leave_out: Collection[str], on_error: OnError) -> Episodes:
+    """The episodes with the columns of a labels file, but those to leave out.
+
+    Episodes without a row are an EpisodeError, or `problems` with on_error="skip".
+    """
+    rows, unmatched = labels.find(episodes.paths)
+    lacking = [i for i in np.flatnonzero(rows < 0).tolist() if i not in episodes.problems]
+    if lacking and (on_error == "fail" or len(lacking) + len(episodes.problems) == len(rows)):
+        listed = [f"  {episodes.paths[i]}" for i in lacking[:_LISTED]]
+        listed += [f"  and {len(lacking) - _LISTED} more"] if len(lacking) > _LISTED else []
+        raise EpisodeError(
+            "\n".join(
+                [
+                    f"{len(lacking)} of {len(rows)} episodes have no row in {labels.file}, whose paths are relative to"
+                    f" {episodes.root}:",
+                    *listed,
+                    "Add the rows, or leave these episodes out with --on_error skip.",
+                ]
+            )
+        )
+    steps = episodes.steps.copy()
+    steps[lacking] = 0
+    problems = episodes.problems | {i: f"has no row in {labels.file.rpartition('/')[2]}" for i in lacking}
+    used = np.where(steps > 0, rows, -1) if problems else rows
+    columns = label_columns(labels, used, leave_out)
+    names = {array.name for array in episodes.arrays}
+    if clash := sorted(names & {column.feature.name for column in columns}):
+        raise OptionError(f"{clash[0]} is a column of {labels.file} and an array of the episodes: rename the column")
+    return replace(
+        episodes,
+        steps=steps,
+        problems=dict(sorted(problems.items())),
+        labels=columns,
+        unmatched=tuple(unmatched),
+    )
+
+
+def read_header(file: EpisodeFile, picked: Collection[str] | None = None) -> SourceHeader | NpyError:
     """The header of one file, checked against the file's size; a NpyError is returned, not raised."""
     try:
         if file.size < 0 and not is_remote(file.root):
             raise NpyError("is no file that can be read (a broken link, a pipe or a device)")
         with open_file(file.root + file.path) as opened:
-            start = opened.read(FIRST_READ)
-            missing = header_bytes(start) - len(start)
-            if missing > 0:
-                start += opened.read(missing)
-        header = parse_header(start)
-        if header.shape[0] >= MAX_STEPS:
-            raise NpyError(f"has {header.shape[0]} steps; {MAX_STEPS} are too many")
-        if header.file_bytes > file.size:
-            raise NpyError(f"is cut short: {file.size} bytes, where its header promises {header.file_bytes}")
-        if header.file_bytes < file.size:
-            extra = file.size - header.file_bytes
-            raise NpyError(f"has {extra} bytes after its array (several arrays saved into one file?)")
+            header = read_source_header(opened, file.path, file.size, picked)
+        if header.steps >= MAX_STEPS:
+            raise NpyError(f"has {header.steps} steps; {MAX_STEPS} are too many")
     except NpyError as error:
         return error
     except OSError as error:
@@ -108,10 +178,61 @@ def read_header(file: EpisodeFile) -> NpyHeader | NpyError:
     return header
 
 
-def _read_headers(files: Sequence[EpisodeFile]) -> list[NpyHeader | NpyError]:
-    tasks = [files[i : i + _FILES_PER_TASK] for i in range(0, len(files), _FILES_PER_TASK)]
+def _read_headers(files: Sequence[EpisodeFile], picked: Collection[str] | None) -> Iterator[SourceHeader | NpyError]:
+    def read(task: Sequence[EpisodeFile]) -> list[SourceHeader | NpyError]:
+        return [read_header(file, picked) for file in task]
+
     with ThreadPoolExecutor(_THREADS) as pool:
-        return list(chain.from_iterable(pool.map(lambda task: [read_header(file) for file in task], tasks)))
+        for headers in pool.map(read, [files[i : i + _FILES_PER_TASK] for i in range(0, len(files), _FILES_PER_TASK)]):
+            yield from headers
+
+
+def cast_episodes(episodes: Episodes, casts: Mapping[str, str]) -> Episodes:
+    """The episodes with the dtypes that features are to be stored as; those of arrays are in their kind already.
+
+    Errors: OptionError for a cast of what is not there, or one that cannot keep the meaning of the values.
+    """
+    used = {episodes.forms[i] for i in np.unique(episodes.form[episodes.steps > 0]).tolist()}
+    found = [(array.name, array.dtype) for form in used for array in arrays_of(form)]
+    found += [(column.feature.name, column.feature.dtype) for column in episodes.labels]
+    for name, dtype in casts.items():
+        if name not in dict(found):
+            raise OptionError(f"dtype names {name}, but the features are {', '.join(sorted(dict(found)))}")
+        for _, source in (pair for pair in found if pair[0] == name):
+            if source != dtype and not can_store(source, dtype):
+                raise OptionError(f"dtype cannot store {name}, which is {source}, as {dtype}: it is of another kind")
+    labels = []
+    for column in episodes.labels:
+        dtype = casts.get(column.feature.name, column.feature.dtype)
+        if column.feature.classes and dtype != "int64":
+            raise OptionError(f"dtype cannot store {column.feature.name} as {dtype}: numbers of classes are int64")
+        labels.append(replace(column, feature=replace(column.feature, dtype=dtype)))
+    return replace(episodes, labels=tuple(labels))
+
+
+def can_store(source: str, target: str) -> bool:
+    """Whether values of one dtype may be stored as another, if they are in its range: never a float as an integer."""
+    kinds = "b", "ui", "f", "c"
+    source_kind, target_kind = (
+        next(i for i, kind in enumerate(kinds) if (np.dtype(DTYPES[name]).kind if name != "bfloat16" else "f") in kind)
+        for name in (source, target)
+    )
+    return source_kind <= target_kind
+
+
+Kind = tuple[SourceArray, ...]
+
+
+def _kind(form: Form, picked: Sequence[str] | None, casts: Mapping[str, str]) -> Kind:
+    """The arrays of a form as they are stored."""
+    arrays = [array._replace(dtype=casts.get(array.name, array.dtype)) for array in arrays_of(form)]
+    order: Callable[[SourceArray], int] | None = None if picked is None else lambda array: picked.index(array.name)
+    return tuple(arrays if order is None else sorted(arrays, key=order))
+
+
+def _step_bytes(array: SourceArray) -> int:
+    assert array.shape is not None
+    return int(np.prod(array.shape, dtype=np.int64)) * DTYPES[array.dtype].itemsize
 
 
 def _list_problems(files: Sequence[EpisodeFile], problems: dict[int, str]) -> str:
@@ -122,20 +243,25 @@ def _list_problems(files: Sequence[EpisodeFile], problems: dict[int, str]) -> st
     return "\n".join(lines)
 
 
-Kind = tuple[str, tuple[int, ...]]
-
-
-def _list_groups(files: Sequence[EpisodeFile], kinds: dict[int, Kind], groups: Counter[Kind]) -> str:
-    examples: dict[Kind, list[str]] = {}
-    for i, kind in kinds.items():
-        if len(some := examples.setdefault(kind, [])) < 2:
-            some.append(files[i].path)
-    lines = [f"episodes must agree in dtype and step shape, but there are {len(groups)} kinds:"]
-    lines += [
-        f"  {count} of {_kind(*kind)}, such as {', '.join(examples[kind])}" for kind, count in groups.most_common()
-    ]
+def _list_groups(
+    files: Sequence[EpisodeFile], table: HeaderTable, kinds: Sequence[Kind], counts: Mapping[Kind, int]
+) -> str:
+    lines = [f"episodes must agree in dtype and step shape, but there are {len(counts)} kinds:"]
+    for kind, count in sorted(counts.items(), key=lambda item: -item[1]):
+        same = np.array([other == kind for other in kinds])
+        rows = np.flatnonzero((table.form >= 0) & same[table.form])[:2]
+        lines.append(f"  {count} of {_shown(kind)}, such as {', '.join(files[i].path for i in rows)}")
     return "\n".join(lines)
 
 
-def _kind(dtype: str, step_shape: tuple[int, ...]) -> str:
-    return f"{dtype} with shape ({', '.join(['steps', *map(str, step_shape)])}{'' if step_shape else ','})"
+def _shown(kind: Kind) -> str:
+    return "; ".join(describe_array(array, named=len(kind) > 1 or array.name != "window") for array in kind)
+
+
+def describe_array(array: SourceArray, named: bool) -> str:
+    """An array in words."""
+    name = f"{array.name}: " if named else ""
+    if array.shape is None:
+        return f"{name}one {array.dtype} an episode"
+    shape = ", ".join(["steps", *map(str, array.shape)])
+    return f"{name}{array.dtype} with shape ({shape}{'' if array.shape else ','})"

@@ -10,7 +10,7 @@ from shards.errors import EpisodeError
 
 from .files import exists, file_size, files_below, is_remote
 
-SUFFIX = ".npy"
+SUFFIXES = (".npy", ".npz")
 
 
 class EpisodeFile(NamedTuple):
@@ -24,7 +24,8 @@ class EpisodeFile(NamedTuple):
 def find_episodes(inputs: Sequence[str]) -> list[EpisodeFile]:
     """Every episode file of the inputs once, sorted by its path below the folder that all inputs share.
 
-    A folder stands for every `.npy` file below it. In a glob, `*` and `?` stay within a folder, `**` crosses them.
+    A folder stands for every `.npy` and `.npz` file below it. In a glob, `*` and `?` stay within a folder, `**` crosses
+    them.
     Errors: EpisodeError for an input that is not there, cannot be listed or matches nothing.
     """
     places = [text if is_remote(text) else os.path.abspath(text) for text in inputs]
@@ -44,7 +45,9 @@ def find_episodes(inputs: Sequence[str]) -> list[EpisodeFile]:
             raise EpisodeError(f"input {missing!r} cannot be listed: {why}") from error
         folders.append(folder)
         if not matched:
-            raise EpisodeError(f"input {text!r} matches no {SUFFIX} file; give a folder, a file or a glob with **")
+            raise EpisodeError(
+                f"input {text!r} matches no {' or '.join(SUFFIXES)} file; give a folder, a file or a glob with **"
+            )
         sizes |= matched
     root = _common_folder(folders)
     return sorted((EpisodeFile(root, path[len(root) :], size) for path, size in sizes.items()), key=lambda f: f.path)
@@ -58,13 +61,13 @@ def _expand(place: str) -> tuple[str, Iterator[tuple[str, int]]]:
         folder = place[: place.rindex("/", 0, glob.start()) + 1]
         pattern = re.compile(glob_to_regex(place), re.DOTALL)
         return folder, (item for item in files_below(folder) if pattern.fullmatch(item[0]))
-    if found and (place.endswith(SUFFIX) if is_remote(place) else not os.path.isdir(place)):
+    if found and (place.endswith(SUFFIXES) if is_remote(place) else not os.path.isdir(place)):
         folder = place[: place.rindex("/") + 1]
         return folder, iter([(place, file_size(place))])
     if not found and not is_remote(place):  # on an object store a folder is no more than the files in it
         raise EpisodeError(f"input {place!r} is not there")
     folder = place.rstrip("/") + "/"
-    return folder, (item for item in files_below(folder) if item[0].endswith(SUFFIX))
+    return folder, (item for item in files_below(folder) if item[0].endswith(SUFFIXES))
 
 
 def glob_to_regex(glob: str) -> str:

@@ -3,20 +3,27 @@
 The Beam graph itself is `transforms.write_dataset`; this module runs where the job is launched, and needs no Beam.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from shards.errors import BuildError
-from shards.features import Feature
 from shards.manifest import Manifest
 from shards.naming import MANIFEST
+from shards.record import MAX_RECORD_ARRAY, record_layout
+from shards.windows import WindowSpec
 
-from .draft import DatasetPlan, stage_plan
-from .episodes import survey
+from .assign import assign_splits, group_episodes
+from .draft import DatasetPlan, features_of, stage_plan
+from .episodes import Episodes, attach_labels, cast_episodes, survey
 from .files import exists, join, lock_folder
 from .inputs import find_episodes
+from .labels import read_labels
 from .options import BuildOptions
-from .plan import plan_splits
+from .plan import SPANS_PER_SHARD, best_per_record, plan_splits
 from .preflight import check_output, check_window
 from .publish import finish_publishing, published_manifest
 from .runner import OnShards, check_beam_args, run_job
+from .splits import Sections
 
 
 def plan(options: BuildOptions) -> DatasetPlan:
@@ -26,21 +33,39 @@ def plan(options: BuildOptions) -> DatasetPlan:
     """
     check_beam_args(options.beam_args)
     files = find_episodes(options.inputs)  # [EpisodeFile], sorted by path
-    episodes = survey(files, options.on_error)  # a row a file: its steps, and where its data lie
-    feature = Feature("window", episodes.dtype, (options.window_length, *episodes.step_shape))
-    layout = check_window(feature)  # the bytes of a record
+    episodes = survey(files, options.on_error, options.features, options.dtype)  # a row a file: steps, places of data
+    labels = None if options.labels is None else read_labels(options.labels)
+    if labels is not None:
+        leave_out = () if options.splits_from is None else (options.splits_from,)
+        episodes = attach_labels(episodes, labels, leave_out, options.on_error)  # with a value a row of each column
+    episodes = cast_episodes(episodes, options.dtype)
+    groups = group_episodes(options, episodes, labels)  # the group of each row
+    sections = assign_splits(options, episodes, options.window, labels, groups)  # {split: which steps of which rows}
+    window = choose_per_record(options, episodes, sections)  # how windows are cut, and how many share a record
+    layout = check_window(features_of(episodes, window), window)  # the bytes of a record
     splits = plan_splits(  # the spans of every shard
-        episodes.steps,
-        length=options.window_length,
-        shift=options.step_shift,
-        fractions=options.splits,
-        shard_counts={name: options.shards_of(name) for name in options.splits},
+        sections,
+        window,
+        shard_counts={name: options.shards_of(name) for name in sections},
         shard_size=options.shard_size,
         record_bytes=layout.record_bytes,
-        step_bytes=feature.nbytes // options.window_length,
+        step_bytes=episodes.step_bytes,
         seed=options.seed,
     )
-    return DatasetPlan(options, episodes, feature, splits)
+    return DatasetPlan(options, window, episodes, groups, splits)
+
+
+def choose_per_record(options: BuildOptions, episodes: Episodes, sections: Mapping[str, Sections]) -> WindowSpec:
+    """How windows are cut, with as many a record as was asked for or, for "auto", as give the fewest bytes."""
+    if options.windows_per_record != "auto":
+        return options.window
+
+    def record_bytes(window: WindowSpec) -> int:
+        return record_layout(features_of(episodes, window), window).record_bytes
+
+    check_window(features_of(episodes, options.window), options.window)
+    most = min(options.shard_size // SPANS_PER_SHARD, MAX_RECORD_ARRAY)
+    return replace(options.window, per_record=best_per_record(sections.values(), options.window, record_bytes, most))
 
 
 def build(options: BuildOptions | DatasetPlan, on_shards: OnShards | None = None) -> Manifest:

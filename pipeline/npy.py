@@ -5,6 +5,7 @@ Source of the format: NumPy Enhancement Proposal 1 and `numpy.lib.format`, versi
 
 import ast
 import re
+from collections.abc import Collection
 from math import prod
 from typing import NamedTuple
 
@@ -16,22 +17,39 @@ MAGIC = b"\x93NUMPY"
 #: Read this many bytes of a file first; headers are longer only if padded on purpose.
 FIRST_READ = 4096
 _MAX_HEADER = 65536
+_MAX_ITEM = 2**31
+_MAX_AXES = 64
+_FORMAT = re.compile(r"[<>=|]?[?b-zA-Z][a-z]*[0-9]{0,8}(\[[0-9A-Za-z]+\])?")  # NumPy 1 wraps sizes of 32 bits around
+_LISTED = 20  # names that one error message shows
 
 _REFUSED_KINDS = {
     "O": "Python objects, which only unpickling could read and which this tool never unpickles",
     "S": "byte strings",
     "U": "text",
-    "V": "structured or void data",
+    "V": "void data",
     "M": "dates",
     "m": "time differences",
 }
 
 
-class NpyHeader(NamedTuple):
-    """What a header says: `dtype` is a name of `shards.features.DTYPES`, the data begin at byte `offset`."""
+class NpyField(NamedTuple):
+    """One value, or small array of `shape`, of each element of an array, at byte `offset` of the element.
 
+    `name` is "" where the elements have no fields; `dtype` is a name of `shards.features.DTYPES`.
+    """
+
+    name: str
     dtype: str
     big_endian: bool
+    shape: tuple[int, ...]
+    offset: int
+
+
+class NpyHeader(NamedTuple):
+    """What a header says: the array's elements have `itemsize` bytes each, the data begin at byte `offset`."""
+
+    fields: tuple[NpyField, ...]
+    itemsize: int
     fortran_order: bool
     shape: tuple[int, ...]
     offset: int
@@ -39,11 +57,11 @@ class NpyHeader(NamedTuple):
     @property
     def file_bytes(self) -> int:
         """Bytes that the file must have."""
-        return self.offset + prod(self.shape) * DTYPES[self.dtype].itemsize
+        return self.offset + prod(self.shape) * self.itemsize
 
 
 class NpyError(ValueError):
-    """The file is no `.npy` file, or one of a kind that cannot be cut into windows; says why."""
+    """The file is no episode file, or one of a kind that cannot be cut into windows; says why."""
 
 
 def header_bytes(start: bytes) -> int:
@@ -63,8 +81,11 @@ def header_bytes(start: bytes) -> int:
     return 8 + width + size
 
 
-def parse_header(start: bytes) -> NpyHeader:
-    """Parse the header in the first bytes of a file; NpyError, which says why, if it cannot be an episode."""
+def parse_header(start: bytes, picked: Collection[str] | None = None) -> NpyHeader:
+    """Parse the header in the first bytes of a file; NpyError, which says why, if it cannot be part of an episode.
+
+    Of fields, only the `picked` ones are kept, if any are; the others may then be of kinds that are refused otherwise.
+    """
     end = header_bytes(start)
     if len(start) < end:
         raise NpyError("ends within its header")
@@ -81,17 +102,27 @@ def parse_header(start: bytes) -> NpyHeader:
         raise NpyError(f"has a header with the impossible shape {_shown(shape)}")
     if not isinstance(fortran_order, bool):
         raise NpyError("has a header with a fortran_order that is neither True nor False")
-    name, big_endian = _parse_descr(header["descr"])
-    if not shape:
-        raise NpyError("holds a single value (shape ()), not an array along time")
+    descr = header["descr"]
+    fields, itemsize = _parse_fields(descr, picked) if isinstance(descr, list) else _parse_plain(descr)
     if 0 in shape[1:]:
         raise NpyError(f"has steps without any value: shape {shape}")
-    return NpyHeader(name, big_endian, fortran_order and len(shape) > 1, shape, end)
+    if prod(shape) * itemsize >= 2**63 or any(len(shape + field.shape) > _MAX_AXES for field in fields):
+        raise NpyError(f"has a header with the impossible shape {_shown(shape)} of elements of {itemsize} bytes")
+    return NpyHeader(fields, itemsize, fortran_order and len(shape) > 1, shape, end)
+
+
+def check_picked(picked: Collection[str] | None, there: Collection[str]) -> None:
+    """NpyError if something is picked that is not there."""
+    lacking = sorted(set(picked or ()) - set(there))
+    if lacking:
+        names = [f"{name:.100}" for name in sorted(there)]
+        names[_LISTED:] = [f"and {len(names) - _LISTED} more"] if len(names) > _LISTED else []
+        raise NpyError(f"has no array {lacking[0]!r}; it holds {', '.join(names) or 'none'}")
 
 
 def _possible(shape: tuple[object, ...]) -> bool:
     sizes = [size for size in shape if type(size) is int and 0 <= size < 2**63]
-    return len(sizes) == len(shape) <= 64 and prod(sizes) < 2**63
+    return len(sizes) == len(shape) <= _MAX_AXES and prod(sizes) < 2**63
 
 
 def _shown(value: object) -> str:
@@ -101,13 +132,62 @@ def _shown(value: object) -> str:
         return "(a number of thousands of digits)"
 
 
-def _parse_descr(descr: object) -> tuple[str, bool]:
-    """(dtype name, whether big-endian) of a header's dtype description."""
+def _parse_plain(descr: object) -> tuple[tuple[NpyField, ...], int]:
+    dtype = _parse_format(descr)
+    return (_field("", dtype, (), 0),), dtype.itemsize
+
+
+def _parse_fields(descr: list[object], picked: Collection[str] | None) -> tuple[tuple[NpyField, ...], int]:
+    """(the picked fields, bytes of an element) of a header's description of elements with fields."""
+    fields: list[NpyField] = []
+    names: set[str] = set()
+    end = 0
+    for entry in descr:
+        name, format_, shape = _parse_entry(entry)
+        if name in names:
+            raise NpyError(f"has two fields of the name {name[:100]!r}")
+        advice = ""
+        try:
+            dtype = _parse_format(format_)
+            advice = "" if picked else " (--features can leave it out)"
+            if name and (not picked or name in picked):
+                fields.append(_field(name, dtype, shape, end))
+        except NpyError as error:
+            raise NpyError(f"has a field {name[:100]!r} that {error}{advice}") from None
+        if not name and dtype.kind != "V":  # NumPy's padding is void data without a name
+            raise NpyError("has a field without a name")
+        if name:
+            names.add(name)
+        end += prod(shape) * dtype.itemsize
+        if end >= _MAX_ITEM:
+            raise NpyError(f"has elements of {end} bytes or more; {_MAX_ITEM} are too many")
+    if not names:
+        raise NpyError("holds elements without any field")
+    check_picked(picked, names)
+    return tuple(fields), end
+
+
+def _parse_entry(entry: object) -> tuple[str, object, tuple[int, ...]]:
+    """(name, dtype description, shape) of one field; a title, which may stand beside the name, is dropped."""
+    if not isinstance(entry, tuple) or len(entry) not in {2, 3}:
+        raise NpyError(f"has a header with the impossible field {_shown(entry)}")
+    name, format_, shape = entry if len(entry) == 3 else (*entry, ())
+    if isinstance(name, tuple) and len(name) == 2:
+        name = name[1] or None  # only padding is without a name, and it has no title
+    if not isinstance(name, str):
+        raise NpyError(f"has a header with the impossible field {_shown(entry)}")
+    if not isinstance(shape, tuple) or not _possible(shape):
+        raise NpyError(f"has a field {name[:100]!r} of the impossible shape {_shown(shape)}")
+    return name, format_, shape
+
+
+def _parse_format(descr: object) -> np.dtype:
+    """The dtype of a description without fields; any that has a fixed number of bytes."""
     if descr == "<V2":  # what NumPy writes for ml_dtypes.bfloat16; true void data is "|V2"
-        return "bfloat16", False
+        return DTYPES["bfloat16"]
     if isinstance(descr, list):
-        raise NpyError(f"holds {_REFUSED_KINDS['V']}, which cannot be windows")
-    if not isinstance(descr, str) or not re.fullmatch(r"[<>=|]?[?b-zA-Z][a-z]*[0-9]*(\[[0-9A-Za-z]+\])?", descr):
+        raise NpyError("holds fields within a field, which cannot be windows")
+    if not isinstance(descr, str) or not _FORMAT.fullmatch(descr):
         raise NpyError(f"has the unknown dtype {_shown(descr)}")
     try:
         dtype = np.dtype(descr)
@@ -115,8 +195,15 @@ def _parse_descr(descr: object) -> tuple[str, bool]:
         raise NpyError(f"has the unknown dtype {_shown(descr)}") from None
     if dtype.hasobject:
         raise NpyError(f"holds {_REFUSED_KINDS['O']}")
-    if dtype.kind in _REFUSED_KINDS:
-        raise NpyError(f"holds {_REFUSED_KINDS[dtype.kind]} (dtype {dtype.str}), which cannot be windows")
+    return dtype
+
+
+def _field(name: str, dtype: np.dtype, shape: tuple[int, ...], offset: int) -> NpyField:
+    """A field that windows can hold."""
     if dtype.name not in DTYPES:
+        if dtype.kind in _REFUSED_KINDS:
+            raise NpyError(f"holds {_REFUSED_KINDS[dtype.kind]} (dtype {dtype.str}), which cannot be windows")
         raise NpyError(f"has dtype {dtype.name}, which is none of {', '.join(DTYPES)}")
-    return dtype.name, dtype.byteorder == ">"
+    if 0 in shape:
+        raise NpyError(f"holds no value: shape {shape}")
+    return NpyField(name, dtype.name, dtype.byteorder == ">", shape, offset)

@@ -1,13 +1,15 @@
 """What is checked between the plan and the first written byte."""
 
 import os
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from shards.errors import ManifestError, OptionError, OutputError
 from shards.features import Feature
 from shards.naming import MANIFEST
-from shards.record import MAX_WINDOW_BYTES, RecordLayout, record_layout
+from shards.record import MAX_RECORD_ARRAY, MAX_RECORD_BYTES, RecordLayout, record_layout
+from shards.windows import WindowSpec
 
 from .draft import DatasetPlan
 from .files import exists, files_below, free_bytes, is_remote, list_files
@@ -17,14 +19,19 @@ from .runner import runs_here, worker_count
 _MEMORY_PER_SHARD = 1.2  # a worker's peak, in shards; measured: the shard, a span of the source, and 40 MB
 
 
-def check_window(feature: Feature) -> RecordLayout:
-    """The layout of records of this feature; OptionError if a window is larger than a record can be."""
-    if feature.nbytes > MAX_WINDOW_BYTES:
-        raise OptionError(
-            f"a window of {feature.shape[0]} steps has {feature.nbytes} bytes; at most {MAX_WINDOW_BYTES} fit a record:"
-            " choose a smaller window_length"
-        )
-    return record_layout([feature])
+def check_window(features: Sequence[Feature], window: WindowSpec) -> RecordLayout:
+    """The layout of records of these features; OptionError if one is larger than a record can hold."""
+    total = 0
+    few = "window_length" if window.per_record == 1 else "window_length or fewer windows_per_record"
+    for feature in features:
+        nbytes = feature.nbytes // window.length * window.record_steps if feature.shape else feature.nbytes
+        total += nbytes
+        if nbytes > MAX_RECORD_ARRAY or total > MAX_RECORD_BYTES:
+            raise OptionError(
+                f"a record of {window.record_steps} steps has {max(nbytes, total)} bytes with {feature.name}; at most"
+                f" {MAX_RECORD_ARRAY} an array and {MAX_RECORD_BYTES} in all fit: choose a smaller {few}"
+            )
+    return record_layout(features, window)
 
 
 def check_output(plan: DatasetPlan) -> None:

@@ -1,13 +1,16 @@
 """From finished shards to a dataset: what was written is checked against the plan, then shown, manifest last."""
 
+import base64
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from shards.errors import BuildError, ManifestError
-from shards.manifest import Manifest, Shard, format_manifest, parse_manifest
+from shards.manifest import MAX_NONFINITE, Manifest, Nonfinite, Shard, format_manifest, parse_manifest
+from shards.moments import Moments, Statistics, merge, summarize
 from shards.naming import DATASET_INFO, EPISODES, FEATURES, MANIFEST
-from shards.tfds import dataset_info_json
+from shards.tfds import class_name_files, dataset_info_json
 
 from .draft import STAGING, read_draft
 from .files import delete_files, delete_folder, exists, join, list_files, move_files, read_file, write_file
@@ -58,7 +61,7 @@ def finish_publishing(output: str, staging: str) -> str:
 def dataset_files(manifest: Manifest) -> set[str]:
     """The names of all files of a dataset but the manifest's."""
     shards = (shard.file for split in manifest.splits for shard in split.shards)
-    return {*shards, EPISODES, FEATURES, DATASET_INFO}
+    return {*shards, *class_name_files(manifest), EPISODES, FEATURES, DATASET_INFO}
 
 
 def own_files(output: str, staging: str) -> set[str]:
@@ -69,7 +72,10 @@ def own_files(output: str, staging: str) -> set[str]:
 
 
 def finished_manifest(draft: Manifest, staging: str, done: Sequence[ShardDone]) -> Manifest:
-    """The draft with the digests of its shards; BuildError unless each was written once and has the planned size."""
+    """The draft with the digests of its shards and the statistics of what they hold.
+
+    Errors: BuildError unless each was written once and has the planned size.
+    """
     failures = [shard.error for shard in done if shard.error]
     if failures:
         write_file(join(staging, _FAILURES), json.dumps(failures).encode())
@@ -89,7 +95,28 @@ def finished_manifest(draft: Manifest, staging: str, done: Sequence[ShardDone]) 
         raise BuildError(f"the job wrote shards that were not planned: {', '.join(sorted(written))}")
     if missing := {shard.file for split in splits for shard in split.shards} - set(list_files(staging)):
         raise BuildError(f"shards were written, but {staging} does not hold them: {', '.join(sorted(missing)[:3])}")
-    return replace(draft, splits=splits)
+    done = sorted(done, key=attrgetter("file"))
+    return replace(draft, splits=splits, statistics=_statistics(draft, done), nonfinite=_nonfinite(draft, done))
+
+
+def _statistics(draft: Manifest, done: Sequence[ShardDone]) -> tuple[Statistics, ...]:
+    """The statistics of all shards, merged in the order of their names: who wrote which makes no difference."""
+    parts: dict[str, list[Moments]] = {feature: [] for feature in draft.measured_features}
+    for shard in done:
+        for feature, moments in shard.moments:
+            parts[feature].append(Moments.from_bytes(base64.b64decode(moments)))
+    return tuple(summarize(feature, merge(moments)) for feature, moments in parts.items())
+
+
+def _nonfinite(draft: Manifest, done: Sequence[ShardDone]) -> tuple[Nonfinite, ...]:
+    """The first of the places of values that are NaN or infinite, in the order of episodes and features."""
+    whole = {feature.name for feature in draft.features if not feature.shape}
+    found: dict[tuple[int, str], Nonfinite] = {}
+    for episode, feature, values, step in (place for shard in done for place in shard.nonfinite):
+        before = found.get((episode, feature), Nonfinite(episode, feature, 0, step))
+        total = 1 if feature in whole else before.values + values
+        found[episode, feature] = Nonfinite(episode, feature, total, min(before.step, step))
+    return tuple(found[key] for key in sorted(found)[:MAX_NONFINITE])
 
 
 def staged_failures(staging: str) -> list[str]:

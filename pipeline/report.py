@@ -1,38 +1,48 @@
 """A plan, told to a machine (`describe_plan`) and to a person (`format_plan`)."""
 
-from math import prod
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from shards.features import DTYPES
-from shards.text import format_bytes, format_table
-from shards.windows import count_windows
+from shards.manifest import window_document
+from shards.text import format_bytes, format_table, format_window
+from shards.windows import TAILS
 
 from .draft import DatasetPlan
+from .episodes import describe_array
 from .files import free_bytes
+from .job import choose_per_record
 
 _EXAMPLES = 3
+_LARGE_RATIO = 4  # output to input, from which on sharing records is recommended
 
 
 def describe_plan(plan: DatasetPlan) -> dict[str, Any]:
-    """What a build of this plan would do, as JSON types; sizes in bytes, `ratio` is output to input."""
+    """What a build of this plan would do, as JSON types; sizes in bytes, `ratio` is output to input.
+
+    `tails` say what each policy for the last steps would make of the same sections: the episodes' that have no window
+    then, the zeros it would fill in and the steps that would be in no window.
+    """
     episodes, options, source, manifest = plan.episodes, plan.options, plan.source, plan.manifest
-    windows = count_windows(episodes.steps, options.window_length, options.step_shift)
-    short = [i for i in np.flatnonzero(windows == 0).tolist() if i not in episodes.problems]
-    input_bytes = source.steps * prod(source.step_shape) * DTYPES[source.dtype].itemsize
+    unused = np.delete(np.arange(len(episodes.paths)), plan.used)
     return {
         "name": manifest.name,
         "output": options.output,
-        "window": {"length": manifest.length, "shift": manifest.shift},
+        "window": window_document(plan.window),
         "episodes": {"found": len(episodes.paths), "used": source.episodes},
-        "dtype": source.dtype,
-        "step_shape": list(source.step_shape),
+        "features": [
+            *(describe_array(array, named=True) for array in episodes.arrays),
+            *(_describe_label(column.feature) for column in episodes.labels),
+        ],
         "steps": source.steps,
-        "input_bytes": input_bytes,
+        "input_bytes": source.bytes,
         "uncovered_steps": source.uncovered,
-        "short": [episodes.paths[i] for i in short],
+        "tails": _tails(plan),
+        "short": [episodes.paths[i] for i in unused.tolist() if i not in episodes.problems],
         "skipped": {episodes.paths[i]: why for i, why in episodes.problems.items()},
+        "labels_without_episode": list(episodes.unmatched),
+        "splitting": vars(manifest.splitting),
         "record_bytes": manifest.layout.record_bytes,
         "splits": [
             {
@@ -40,55 +50,127 @@ def describe_plan(plan: DatasetPlan) -> dict[str, Any]:
                 "fraction_asked": split.fraction,
                 "fraction": split.windows / manifest.windows,
                 "episodes": split.episodes,
+                "groups": _groups(plan, i),
                 "windows": split.windows,
                 "shards": len(split.shards),
                 "bytes": split.bytes,
             }
-            for split in manifest.splits
+            for i, split in enumerate(manifest.splits)
         ],
         "windows": manifest.windows,
         "bytes": manifest.bytes,
-        "ratio": manifest.bytes / input_bytes,
+        "ratio": manifest.bytes / source.bytes,
+        "recommended": _recommended(plan),
         "free_bytes": free_bytes(options.output),
     }
 
 
+def _describe_label(feature: Any) -> str:
+    kind = f"one of {len(feature.classes)} classes" if feature.classes else f"one {feature.dtype}"
+    return f"{feature.name}: {kind} an episode"
+
+
+def _tails(plan: DatasetPlan) -> dict[str, dict[str, int]]:
+    """What each tail would make of the episodes, in sections where they are split by time."""
+    time = plan.options.split_by == "time"
+    steps = plan.episodes.steps[plan.episodes.steps > 0]
+    if time:
+        steps = np.concatenate([split.sections.steps for split in plan.splits])
+    described: dict[str, dict[str, int]] = {}
+    for tail in TAILS:
+        window = replace(plan.window, tail=tail)
+        windows = window.count(steps)
+        last = window.valid(windows - 1, steps)
+        described[tail] = {
+            "windows": int(windows.sum()),
+            "padded_steps": int((window.length - last)[windows > 0].sum()),
+            "uncovered_steps": int((steps - window.covered(steps)).sum()),
+            "sections_without_window" if time else "episodes_without_window": int((windows == 0).sum()),
+        }
+    return described
+
+
+def _groups(plan: DatasetPlan, split: int) -> int | None:
+    if plan.groups is None:
+        return None
+    return len({plan.groups[i] for i in plan.splits[split].sections.episodes.tolist()})
+
+
+def _recommended(plan: DatasetPlan) -> dict[str, int] | None:
+    """The windows a record that would make the dataset smallest, where it is large for its input."""
+    if plan.manifest.bytes <= _LARGE_RATIO * plan.source.bytes or plan.options.windows_per_record == "auto":
+        return None
+    sections = {split.name: split.sections for split in plan.splits}
+    window = choose_per_record(replace(plan.options, windows_per_record="auto"), plan.episodes, sections)
+    nbytes = replace(plan, window=window, splits=()).layout.record_bytes
+    records = sum(int((-(-window.count(part.steps) // window.per_record)).sum()) for part in sections.values())
+    if records * nbytes >= plan.manifest.bytes:
+        return None
+    return {"windows_per_record": window.per_record, "bytes": records * nbytes}
+
+
 def format_plan(described: dict[str, Any]) -> str:
-    """The same as a text of a few lines."""
-    window, episodes = described["window"], described["episodes"]
-    step = f"{described['dtype']} of shape ({', '.join(['steps', *map(str, described['step_shape'])])})"
+    """The same as a text of some lines."""
+    episodes = described["episodes"]
     lines = [
         f"dataset   {described['name']} in {described['output']}",
         f"episodes  {episodes['used']} of {episodes['found']} used: {described['steps']:,} steps,"
-        f" {format_bytes(described['input_bytes'])}, {step}",
-        f"windows   {described['windows']:,} of {window['length']} steps, {window['shift']} apart",
+        f" {format_bytes(described['input_bytes'])}",
+        f"features  {'; '.join(described['features'])}",
+        f"windows   {described['windows']:,} {format_window(described['window'])}",
     ]
     if described["short"]:
         lines.append(_listed("too short", "episodes have no window", described["short"]))
     if described["skipped"]:
         reasons = [f"{path} {why}" for path, why in described["skipped"].items()]
         lines.append(_listed("skipped", "files cannot be used", reasons))
+    if described["labels_without_episode"]:
+        lines.append(_listed("labels", "rows are of no episode", described["labels_without_episode"]))
     if described["uncovered_steps"]:
         share = described["uncovered_steps"] / described["steps"]
         lines.append(f"uncovered {described['uncovered_steps']:,} steps ({share:.1%}) lie in no window")
-    rows = [
-        (
-            split["name"],
-            f"{split['episodes']:,}",
-            f"{split['windows']:,}",
-            f"{split['fraction']:.1%} ({float(split['fraction_asked']):.4g} asked)",
-            f"{split['shards']:,}",
-            format_bytes(split["bytes"]),
-        )
-        for split in described["splits"]
-    ]
-    lines += ["", format_table(("split", "episodes", "windows", "share", "shards", "size"), rows), ""]
+    lines += ["", _format_splits(described["splits"]), "", _format_tails(described), ""]
     free = described["free_bytes"]
     lines.append(
         f"output    {format_bytes(described['bytes'])}, {described['ratio']:.2f} times the input;"
         f" free there: {'unknown' if free is None else format_bytes(free)}"
     )
+    if better := described["recommended"]:
+        lines.append(
+            f"smaller   {format_bytes(better['bytes'])} with --windows_per_record {better['windows_per_record']}:"
+            " windows that overlap share a record (auto chooses the number)"
+        )
     return "\n".join(lines)
+
+
+def _format_splits(splits: list[dict[str, Any]]) -> str:
+    grouped = splits[0]["groups"] is not None
+    rows = []
+    for split in splits:
+        asked = "" if split["fraction_asked"] is None else f" ({float(split['fraction_asked']):.4g} asked)"
+        rows.append(
+            (
+                split["name"],
+                f"{split['episodes']:,}",
+                *([f"{split['groups']:,}"] if grouped else []),
+                f"{split['windows']:,}",
+                f"{split['fraction']:.1%}{asked}",
+                f"{split['shards']:,}",
+                format_bytes(split["bytes"]),
+            )
+        )
+    header = ["split", "episodes", *(["groups"] if grouped else []), "windows", "share", "shards", "size"]
+    return format_table(header, rows)
+
+
+def _format_tails(described: dict[str, Any]) -> str:
+    chosen = described["window"]["tail"]
+    header = ["tail", "windows", "zeros", "uncovered", "without window"]
+    rows = [
+        [f"{tail} (chosen)" if tail == chosen else tail, *(f"{number:,}" for number in numbers.values())]
+        for tail, numbers in described["tails"].items()
+    ]
+    return format_table(header, rows)
 
 
 def _listed(label: str, what: str, items: list[str]) -> str:

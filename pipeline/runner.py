@@ -6,9 +6,9 @@ the whole group in bounded time; and Beam's log goes to the terminal only when a
 """
 
 import io
-import json
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -17,13 +17,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from shards.errors import BuildError, OptionError
-from shards.features import Feature
 
 from .draft import DatasetPlan
 from .files import is_remote, list_files, quiet_log
@@ -33,6 +31,7 @@ from .write import Recipe
 _LOCAL_RUNNER = "FnApiRunner"  # "DirectRunner" would first try to download another runner, and ignore the workers
 _BYTES_WORTH_A_WORKER = 2**28  # which one process writes in the second or so that another takes to start
 _WORKER_DIED = 70
+_JOB = "job.pickle"
 _POLL_SECONDS, _REMOTE_POLL_SECONDS = 0.1, 10.0
 
 
@@ -141,7 +140,8 @@ def _child(job: Job, told: Path, log: Path, lock: int | None) -> Iterator["subpr
     """The job's process; on leaving, it and all its workers are gone."""
     packages = str(Path(__file__).parent.parent)  # where this package was found, for the child and Beam's workers
     path = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH")]))
-    arguments = [json.dumps(asdict(job)), str(told), str(os.getpid())]
+    told.with_name(_JOB).write_bytes(pickle.dumps(job))
+    arguments = [str(told), str(os.getpid())]
     with log.open("wb") as quiet:
         output = None if job.verbose else quiet
         child = subprocess.Popen(
@@ -195,12 +195,8 @@ def _worker_died(error: "threading.ExceptHookArgs") -> None:
         os._exit(_WORKER_DIED)
 
 
-def _main(job_json: str, told: str, parent: str) -> None:
-    document: dict[str, Any] = json.loads(job_json)
-    recipe = document.pop("recipe")
-    feature = recipe.pop("feature")
-    feature["shape"] = tuple(feature["shape"])
-    job = Job(Recipe(**recipe, feature=Feature(**feature)), **document)
+def _main(told: str, parent: str) -> None:
+    job: Job = pickle.loads(Path(told).with_name(_JOB).read_bytes())  # which the launching process has just written
     threading.Thread(target=_die_with_parent, args=[int(parent)], daemon=True).start()
     threading.excepthook = _worker_died
     if job.verbose:

@@ -5,6 +5,7 @@ all carry out alike. Elements are strings and tuples of numbers and strings; no 
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import apache_beam as beam
 
@@ -58,10 +59,9 @@ class PublishDataset(beam.PTransform):  # type: ignore[misc]
         )
 
 
-def _write_staged(place: Place, recipe: Recipe) -> tuple[str, int, int, str, str]:
-    file, records, size, sha256, error = write_shard(recipe, read_task(recipe.staging, place))
-    return file, records, size, sha256, error
+def _write_staged(place: Place, recipe: Recipe) -> tuple[Any, ...]:
+    return tuple(write_shard(recipe, read_task(recipe.staging, place)))
 
 
-def _publish(done: Iterable[tuple[str, int, int, str, str]], output: str, staging: str, fingerprint: str) -> str:
+def _publish(done: Iterable[tuple[Any, ...]], output: str, staging: str, fingerprint: str) -> str:
     return publish(output, staging, [ShardDone(*shard) for shard in done], fingerprint)

@@ -1,46 +1,53 @@
 """One shard, from the byte ranges of its spans to a finished file. Plain NumPy; Beam only calls `write_shard`."""
 
+import base64
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from itertools import groupby
-from math import prod
 from operator import itemgetter
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from shards.errors import EpisodeError
-from shards.features import DTYPES, Feature
+from shards.features import Feature
 from shards.keyed_hash import keyed_hash
 from shards.memory import Buffers
+from shards.moments import Moments, measure, merge
 from shards.record import Field, RecordLayout, record_layout
+from shards.windows import Int64s, WindowSpec
 
 from .files import join, open_file, write_file
-from .npy import NpyError, NpyHeader, parse_header
+from .npy import NpyError
+from .source import Form, SourceHeader, open_source, read_source_header
 
-# A Fortran-order range is read in one go where that reads little in vain, and column by column elsewhere.
-_ONE_READ_BYTES = 2**26
-_GAP_BYTES = 2**17
+_INDEX = ("episode", "start", "count", "valid")  # of each record, besides the features
 
 
 class SourceEpisode(NamedTuple):
-    """Where an episode's data lie: `path` below the input root, `steps` along time from byte `offset` of the file."""
+    """An episode and the section of it that a split has: the steps [begin, begin + steps) of its `file_steps`.
+
+    `form` is the place in `Recipe.forms` of how its arrays lie in the file at `path` below the input root, each from
+    one of `offsets` on; `labels` are its values of `Recipe.labels`.
+    """
 
     path: str
+    file_steps: int
+    form: int
+    offsets: tuple[int, ...]
+    begin: int
     steps: int
-    offset: int
-    big_endian: bool
-    fortran_order: bool
+    labels: tuple[int | float, ...]
 
 
 class Span(NamedTuple):
-    """The windows [first, first + size) of the episode with this number."""
+    """The records [first, first + size) of the section of the episode with this number."""
 
     episode: int
     first: int
@@ -48,93 +55,132 @@ class Span(NamedTuple):
 
 
 class ShardTask(NamedTuple):
-    """One shard to write: its file's name, the key of its order, its spans and the episodes that these name."""
+    """One shard to write: its file's name, the key of its order, its spans and the episodes that these name.
+
+    `measured` says whether the shard's steps count for the statistics.
+    """
 
     file: str
     key: tuple[int, ...]
+    measured: bool
     spans: tuple[Span, ...]
     episodes: dict[int, SourceEpisode]
 
     def to_json(self) -> bytes:
         """One line of JSON."""
-        return json.dumps([self.file, self.key, self.spans, list(self.episodes.items())]).encode() + b"\n"
+        return json.dumps([*self[:-1], list(self.episodes.items())]).encode() + b"\n"
 
     @classmethod
     def from_json(cls, line: bytes) -> "ShardTask":
         """The inverse of `to_json`."""
-        file, key, spans, episodes = json.loads(line)
-        return cls(
-            file, tuple(key), tuple(Span(*span) for span in spans), {i: SourceEpisode(*row) for i, row in episodes}
-        )
+        file, key, measured, spans, episodes = json.loads(line)
+        sources = {
+            i: SourceEpisode(path, steps, form, tuple(offsets), begin, section, tuple(labels))
+            for i, (path, steps, form, offsets, begin, section, labels) in episodes
+        }
+        return cls(file, tuple(key), measured, tuple(Span(*span) for span in spans), sources)
 
 
 class ShardDone(NamedTuple):
-    """What came of a task: the finished file, or why there is none (`error`, empty if all went well)."""
+    """What came of a task: the finished file, or why there is none (`error`, empty if all went well).
+
+    `moments` are (feature, Moments as text) of the steps that count for the statistics, each covered step once;
+    `nonfinite` are (episode, feature, how many NaN and infinite values, the first step that has one).
+    """
 
     file: str
-    records: int
-    bytes: int
-    sha256: str
-    error: str
+    records: int = 0
+    bytes: int = 0
+    sha256: str = ""
+    error: str = ""
+    moments: tuple[tuple[str, str], ...] = ()
+    nonfinite: tuple[tuple[int, str, int, int], ...] = ()
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What all shards of a job have in common: `length` and `shift` in steps, `shard_bytes` of the largest."""
+    """What all shards of a job have in common; `shard_bytes` are those of the largest.
+
+    `picked` are the arrays that were asked for; `labels` the features whose values come with the tasks.
+    """
 
     root: str
     staging: str
-    feature: Feature
-    length: int
-    shift: int
+    spec: WindowSpec
+    features: tuple[Feature, ...]
+    labels: tuple[str, ...]
+    picked: tuple[str, ...] | None
+    forms: tuple[Form, ...]
+    fail_nonfinite: bool
     shard_bytes: int
 
     @cached_property
     def layout(self) -> RecordLayout:
         """The layout of each record."""
-        return record_layout([self.feature])
+        return record_layout(self.features, self.spec)
 
 
 def write_shard(recipe: Recipe, task: ShardTask) -> ShardDone:
     """Write one shard into the staging folder; trouble with files is returned, not raised, so that all of it is told.
 
-    Memory: the shard, and one span of the source.
+    Memory: the shard, and some spans of the source.
     """
     try:
-        records = make_records(recipe, task)
-        data = records.data.cast("B")
+        shard = make_shard(recipe, task)
+        data = shard.records.data.cast("B")
         with ThreadPoolExecutor(1) as pool:  # the disk is waited for while the processor hashes
             digest = pool.submit(lambda: sha256(data).hexdigest())
             write_file(join(recipe.staging, task.file), data)
     except (EpisodeError, OSError) as error:
-        return ShardDone(
-            task.file, 0, 0, "", str(error) if isinstance(error, EpisodeError) else f"{task.file}: {error}"
-        )
-    return ShardDone(task.file, len(records), len(data), digest.result(), "")
+        return ShardDone(task.file, error=str(error) if isinstance(error, EpisodeError) else f"{task.file}: {error}")
+    moments = tuple((name, base64.b64encode(part.to_bytes()).decode()) for name, part in shard.moments.items())
+    return ShardDone(task.file, len(shard.records), len(data), digest.result(), "", moments, shard.nonfinite)
 
 
-def make_records(recipe: Recipe, task: ShardTask) -> NDArray[np.uint8]:
-    """The shard as an (n, record_bytes) uint8 array: all windows of its spans, in an order keyed by `task.key`."""
-    layout = recipe.layout
+class Shard(NamedTuple):
+    """A shard in memory: its (n, record_bytes) uint8 records, and what was measured of the steps in them."""
+
+    records: NDArray[np.uint8]
+    moments: dict[str, Moments]
+    nonfinite: tuple[tuple[int, str, int, int], ...]
+
+
+def make_shard(recipe: Recipe, task: ShardTask) -> Shard:
+    """All records of the task's spans, in an order keyed by `task.key`.
+
+    Errors: EpisodeError, which names the file, for an episode that cannot be read, is no longer as it was planned or
+    holds what the dataset must not.
+    """
+    spec, layout = recipe.spec, recipe.layout
     counts = [span.size for span in task.spans]
-    rows = _places(sum(counts), task.key)  # the row of each window, counted through the spans
+    rows = _places(sum(counts), task.key)  # the row of each record, counted through the spans
     begins = dict(zip(task.spans, np.cumsum([0, *counts]).tolist(), strict=False))
     records = _memory(recipe.shard_bytes).array((len(rows), layout.record_bytes), np.dtype(np.uint8))
     layout.write_constants(records)
-    (field,) = layout.data_fields
-    episodes = np.empty(len(rows), np.int64)
-    starts = np.empty(len(rows), np.int64)
+    index = {name: np.empty(len(rows), np.int64) for name in _INDEX if name in layout}
+    measures = Measures(recipe, task.measured)
     for number, spans in groupby(sorted(task.spans), key=itemgetter(0)):  # an episode is opened once
         episode = task.episodes[number]
-        for span, steps in read_spans(recipe, episode, spans):
-            chosen = rows[begins[span] : begins[span] + span.size]
-            put_windows(records, field, chosen, steps, recipe.length, recipe.shift)
-            episodes[chosen] = number
-            starts[chosen] = (span.first + np.arange(span.size)) * recipe.shift
-    layout.write_integers(records, "episode", episodes)
-    layout.write_integers(records, "start", starts)
+        for cut, arrays in read_spans(recipe, episode, spans):
+            chosen = rows[begins[cut.span] : begins[cut.span] + cut.span.size]
+            for feature in recipe.features:
+                if feature.shape:
+                    put_steps(records, layout.field(feature.name), chosen, arrays[feature.name], cut, spec)
+                elif feature.dtype == "int64":
+                    index.setdefault(feature.name, np.empty(len(rows), np.int64))[chosen] = arrays[feature.name]
+                else:
+                    layout.field(feature.name).values(records)[chosen] = arrays[feature.name]
+            index["episode"][chosen] = number
+            index["start"][chosen] = episode.begin + cut.begin + cut.starts
+            if "count" in index:
+                index["count"][chosen] = cut.counts
+            if "valid" in index:
+                index["valid"][chosen] = cut.valid
+            measures.add(number, episode, cut, arrays)
+    for name, numbers in index.items():
+        layout.write_integers(records, name, numbers)
     layout.write_checksums(records)
-    return records
+    return Shard(records, measures.moments(), tuple(measures.nonfinite))
 
 
 @lru_cache(maxsize=1)
@@ -147,70 +193,158 @@ def _places(count: int, key: tuple[int, ...]) -> NDArray[np.int64]:
     return np.argsort(keyed_hash(np.arange(count), *key), kind="stable")
 
 
-def put_windows(
-    records: NDArray[np.uint8], field: Field, rows: NDArray[np.int64], steps: np.ndarray, length: int, shift: int
+class Cut(NamedTuple):
+    """How the records of a span lie on the steps [begin, end) of its section.
+
+    Each record starts `starts` after `begin`, holds `counts` windows and stores `valid` real steps. Of the steps,
+    `fresh`, counted from `begin`, are in no window of an earlier span.
+    """
+
+    span: Span
+    begin: int
+    end: int
+    starts: Int64s
+    counts: Int64s
+    valid: Int64s
+    fresh: slice | Int64s
+
+
+def cut_span(spec: WindowSpec, span: Span, steps: int) -> Cut:
+    """Cut a span of a section of so many steps."""
+    first = (span.first + np.arange(span.size)) * spec.per_record  # the first window of each record
+    beyond = np.minimum(first + spec.per_record, spec.count(steps))
+    starts = spec.start(first, steps)
+    ends = np.minimum(spec.start(beyond - 1, steps) + spec.extent, steps)
+    begin, end = int(starts[0]), int(ends[-1])
+    valid = spec.valid(first, steps) if spec.per_record == 1 else ends - starts
+    fresh = _fresh(spec, np.arange(first[0], beyond[-1]), steps, begin, end)
+    return Cut(span, begin, end, starts - begin, beyond - first, valid, fresh)
+
+
+def _fresh(spec: WindowSpec, windows: Int64s, steps: int, begin: int, end: int) -> slice | Int64s:
+    starts, fresh, valid = spec.start(windows, steps) - begin, spec.fresh(windows, steps), spec.valid(windows, steps)
+    if spec.stride == 1 and spec.shift <= spec.length:  # each window's fresh steps follow on the one's before
+        return slice(int(starts[0] + fresh[0]), end - begin)
+    places = []
+    for low, high in np.unique(np.stack([fresh, valid]), axis=1).T.tolist():  # two or three of them
+        alike = starts[(fresh == low) & (valid == high)]
+        places.append((alike[:, np.newaxis] + spec.stride * np.arange(low, high)).ravel())
+    return np.sort(np.concatenate(places))
+
+
+def put_steps(
+    records: NDArray[np.uint8], field: Field, rows: Int64s, steps: np.ndarray, cut: Cut, spec: WindowSpec
 ) -> None:
-    """Copy every window of `steps`, an array (n, ...), into a field of the given rows, swapping bytes if need be."""
-    values = field.values(records).reshape(len(records), length, -1)  # views all: (records, length, values a step)
+    """Copy what each record of a cut stores of `steps`, an array (end - begin, ...), into a field of the given rows.
+
+    What a record has room for beyond its real steps is filled with zeros.
+    """
+    stored, apart = spec.record_steps, spec.stride if spec.per_record == 1 else 1
+    values = field.values(records).reshape(len(records), stored, -1)  # views all: (records, steps, values a step)
     flat = steps.reshape(len(steps), -1)
+    lacking = int(cut.starts[-1]) + (stored - 1) * apart + 1 - len(flat)
+    if lacking > 0:
+        flat = np.concatenate([flat, np.zeros((lacking, flat.shape[1]), flat.dtype)])
     step, value = flat.strides
-    windows = as_strided(flat, (len(rows), length, flat.shape[1]), (shift * step, step, value), writeable=False)
-    values[rows] = windows
+    hop = spec.shift * spec.per_record
+    regular = len(rows) if cut.starts[-1] == (len(rows) - 1) * hop else len(rows) - 1  # an aligned window comes last
+    shape, strides = (stored, flat.shape[1]), (apart * step, value)
+    values[rows[:regular]] = as_strided(flat, (regular, *shape), (hop * step, *strides), writeable=False)
+    if regular < len(rows):
+        values[rows[-1]] = as_strided(flat[cut.starts[-1] :], shape, strides, writeable=False)
 
 
-def read_spans(recipe: Recipe, episode: SourceEpisode, spans: Iterable[Span]) -> Iterator[tuple[Span, np.ndarray]]:
-    """Each span with the steps that its windows cover, an array (steps, ...) in the file's own byte order.
+def read_spans(
+    recipe: Recipe, episode: SourceEpisode, spans: Iterable[Span]
+) -> Iterator[tuple[Cut, dict[str, np.ndarray]]]:
+    """Each span's cut with its arrays: {feature: (end - begin, ...)}, and those of values of the whole episode.
 
     Errors: EpisodeError, which names the file, when it can no longer be read as it was planned.
     """
     path = recipe.root + episode.path
-    shape = (episode.steps, *recipe.feature.shape[1:])
-    planned = NpyHeader(recipe.feature.dtype, episode.big_endian, episode.fortran_order, shape, episode.offset)
+    planned = SourceHeader(recipe.forms[episode.form], episode.file_steps, episode.offsets)
+    labels = {name: np.asarray(value) for name, value in zip(recipe.labels, episode.labels, strict=True)}
     try:
         with open_file(path) as opened:
-            if parse_header(opened.read(episode.offset)) != planned:
-                raise NpyError
-            for span in spans:
-                first = span.first * recipe.shift
-                yield span, _read_steps(opened, recipe, episode, first, (span.size - 1) * recipe.shift + recipe.length)
-    except NpyError:
-        raise EpisodeError(f"{path} is not the file that was planned with: it changed while the build ran") from None
+            if _header(opened, path, recipe.picked) != planned:
+                raise EpisodeError(f"{path} is not the file that was planned with: it changed while the build ran")
+            with open_source(opened, planned) as source:
+                values = _stored(recipe, path, 0, source.values() | labels)
+                for span in spans:
+                    cut = cut_span(recipe.spec, span, episode.steps)
+                    first = episode.begin + cut.begin
+                    yield cut, _stored(recipe, path, first, source.steps(first, cut.end - cut.begin)) | values
+    except NpyError as error:
+        raise EpisodeError(f"{path} {error}") from None
     except EOFError:
-        raise EpisodeError(f"{path} ended before its {episode.steps} steps: it changed while the build ran") from None
+        raise EpisodeError(
+            f"{path} ended before its {episode.file_steps} steps: it changed while the build ran"
+        ) from None
     except OSError as error:
         raise EpisodeError(f"{path} could not be read while the build ran: {error.strerror or error}") from error
 
 
-def _read_steps(opened: BinaryIO, recipe: Recipe, episode: SourceEpisode, first: int, count: int) -> np.ndarray:
-    """The steps [first, first + count) of an open episode."""
-    step_shape = recipe.feature.shape[1:]
-    dtype = DTYPES[recipe.feature.dtype]
-    if episode.big_endian:
-        dtype = dtype.newbyteorder(">")
-    columns = prod(step_shape)
-    if not episode.fortran_order:
-        steps = _read(opened, episode.offset + first * columns * dtype.itemsize, count * columns, dtype)
-        return steps.reshape(count, *step_shape)
-    # In Fortran order time runs fastest: each value of a step has its own column of episode.steps values.
-    apart = (columns - 1) * episode.steps + count
-    begin = episode.offset + first * dtype.itemsize
-    if episode.steps - count <= _GAP_BYTES // dtype.itemsize and apart * dtype.itemsize <= _ONE_READ_BYTES:
-        whole = _read(opened, begin, apart, dtype)
-        table = as_strided(whole, (columns, count), (episode.steps * dtype.itemsize, dtype.itemsize))
-    else:
-        table = np.empty((columns, count), dtype)
-        for column in range(columns):
-            table[column] = _read(opened, begin + column * episode.steps * dtype.itemsize, count, dtype)
-    return np.ascontiguousarray(table.reshape(*reversed(step_shape), count).T)
+def _header(opened: BinaryIO, path: str, picked: Collection[str] | None) -> SourceHeader | None:
+    try:
+        return read_source_header(opened, path, None, picked)
+    except NpyError:
+        return None
 
 
-def _read(opened: BinaryIO, begin: int, count: int, dtype: "np.dtype[Any]") -> np.ndarray:
-    values = np.empty(count, dtype)
-    view = values.view(np.uint8).data
-    opened.seek(begin)
-    while len(view):
-        got = opened.readinto(view)  # type: ignore[attr-defined]
-        if not got:
-            raise EOFError
-        view = view[got:]
-    return values
+def _stored(recipe: Recipe, path: str, first: int, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays in the dtypes that they are stored as; those of the same dtype stay in the file's byte order."""
+    stored = {}
+    for feature in recipe.features:
+        if feature.name not in arrays:
+            continue
+        array, dtype = arrays[feature.name], feature.numpy_dtype
+        if array.dtype.newbyteorder("<") != dtype:
+            with np.errstate(over="ignore"):  # what overflows becomes infinite, and is told as such
+                cast = array.astype(dtype)
+            if dtype.kind in "iu" and not np.can_cast(array.dtype, dtype) and (wrong := cast != array).any():
+                step, value = np.argwhere(wrong)[0], array[wrong].flat[0]
+                where = f"step {first + int(step[0])} of {feature.name}" if array.ndim else feature.name
+                raise EpisodeError(f"{path} holds {value} in {where}, which {feature.dtype} cannot store")
+            array = cast
+        stored[feature.name] = array
+    return stored
+
+
+class Measures:
+    """What is measured of the steps of a shard, each covered step once."""
+
+    def __init__(self, recipe: Recipe, measured: bool) -> None:
+        self._recipe, self._measured = recipe, measured
+        self._parts: dict[str, list[Moments]] = {}
+        self.nonfinite: list[tuple[int, str, int, int]] = []
+
+    def add(self, number: int, episode: SourceEpisode, cut: Cut, arrays: Mapping[str, np.ndarray]) -> None:
+        """Measure the arrays of a span of episode `number`."""
+        for feature in self._recipe.features:
+            values, kind = arrays[feature.name], "f" if feature.dtype == "bfloat16" else feature.numpy_dtype.kind
+            if feature.shape:
+                values = values[cut.fresh]
+            if feature.shape and self._measured and kind != "c":
+                part = measure(values)
+                self._parts.setdefault(feature.name, []).append(part)
+                suspect = bool(part.nan.any() or part.infinite.any())
+            else:
+                suspect = kind in "fc" and not np.isfinite(values).all()
+            if suspect:
+                self._tell(number, episode, feature, cut, ~np.isfinite(values))
+
+    def _tell(self, number: int, episode: SourceEpisode, feature: Feature, cut: Cut, bad: NDArray[np.bool_]) -> None:
+        count, step = int(bad.sum()), episode.begin
+        if feature.shape:
+            row = int(np.argwhere(bad)[0][0])
+            place = cut.fresh.start + row if isinstance(cut.fresh, slice) else int(cut.fresh[row])
+            step += cut.begin + place
+        if self._recipe.fail_nonfinite:
+            where = f"from step {step} on" if feature.shape else "for the whole episode"
+            path = self._recipe.root + episode.path
+            raise EpisodeError(f"{path} holds NaN or infinite values in {feature.name}, {where}")
+        self.nonfinite.append((number, feature.name, count, step))
+
+    def moments(self) -> dict[str, Moments]:
+        """The moments of each feature, merged over the spans in their order."""
+        return {name: merge(parts) for name, parts in self._parts.items()}

@@ -10,11 +10,12 @@ import tensorflow as tf
 
 from shards.dataset import Windows, open_dataset
 from shards.errors import OptionError
+from shards.gather import Gatherer, columns_of
 from shards.manifest import Split
 
 from .chunks import PARALLEL_CHUNKS, Chunks, batches_per_chunk, chunk_function
 from .device import only_gpu, prefetch
-from .gather import Gatherer
+from .normalize import masking, normalizing
 from .order import MAX_POOL_WINDOWS, FixedOrder, Order, ShuffledOrder
 from .targets import Batch, Targets, check_targets, splitting
 
@@ -32,20 +33,24 @@ def load(
     targets: Targets = None,
     drop_remainder: bool = False,
     provenance: bool = False,
+    normalize: bool = False,
     map_fn: Callable[[Batch], Any] | None = None,
     pool: int = 16,
 ) -> tf.data.Dataset:
     """The windows of one split as a finite `tf.data.Dataset` of batches; each iteration over it is one epoch.
 
-    An element is a dict {feature: (B, length, ...)} (the array of a `.npy` episode is called "window"), where B is
-    batch_size but for a last smaller batch, which drop_remainder=True leaves out. With provenance=True the dict also
-    has "episode" (row in episodes.csv) and "start" (first step), int64 of shape (B,).
+    An element is a dict {feature: (B, length, ...)}, or (B,) of values of the whole episode; the array of a `.npy`
+    episode is called "window". B is batch_size but for a last smaller batch, which drop_remainder=True leaves out.
+    Where windows may be padded, the dict has "mask" too, bool (B, length): true where a step is real. With
+    provenance=True it also has "episode" (its number in episodes.csv) and "start" (first step), int64 of shape (B,).
 
     shuffle: every window once per epoch, in an order that (seed, number of the epoch) alone decide; False gives the
         order of episodes and starts.
-    targets: None for the dict; "same" for (x, x); a number h for (x, y), y being the last h steps; or a function of the
-        dict. x and y are bare tensors where there is one feature.
-    map_fn: a function from dict to dict, applied to whole batches in parallel, before targets.
+    targets: None for the dict; "same" for (x, x); a feature's name for (x, y), y being that feature, such as a label;
+        a number h for (x, y), y being the last h steps; or a function of the dict. x and y are bare tensors where there
+        is one feature. Of padded windows a third part are weights, 0 for steps of y that are not real.
+    normalize: standardize float features along time, (x - mean) / std, with the statistics of the training split.
+    map_fn: a function from dict to dict, applied to whole batches in parallel, after normalize and before targets.
     pool: so many shards are shuffled together. The windows of one shard already come from all over the split.
 
     With one GPU, batches are prefetched onto it.
@@ -53,31 +58,34 @@ def load(
     before the first batch.
     """
     source = open_dataset(path)
-    chosen, layout = source[split], source.manifest.layout
+    chosen, manifest = source[split], source.manifest
     batch_size, seed, pool = _check_options(batch_size, seed, pool, chosen.split)
-    check_targets(targets, source.manifest, provenance)
-    fields = layout.fields if provenance else layout.data_fields
+    check_targets(targets, manifest, provenance)
+    columns = columns_of(manifest, provenance)
     count = len(chosen) // batch_size * batch_size if drop_remainder else len(chosen)
     if count == 0:
         raise OptionError(f"drop_remainder leaves nothing: split {split} has {len(chosen)} windows, less than a batch")
 
     order = _shuffled(chosen.split, seed, pool) if shuffle else _sorted(chosen)
-    gatherer = Gatherer(
-        source.folder, chosen.split, layout, fields, maps=min(2 * pool, _MOST_MAPS) if shuffle else _MAPS_AT_RANDOM
-    )
-    size = batch_size * batches_per_chunk(batch_size * sum(field.feature.nbytes for field in fields))
-    chunks = Chunks(gatherer, order, fields, size, count)
+    maps = min(2 * pool, _MOST_MAPS) if shuffle else _MAPS_AT_RANDOM
+    gatherer = Gatherer(source.folder, manifest, chosen.split, columns, maps)
+    size = batch_size * batches_per_chunk(batch_size * sum(column.nbytes for column in columns))
+    chunks = Chunks(gatherer, order, columns, size, count)
 
     dataset = _epochs()  # number of this epoch
     dataset = dataset.flat_map(_numbering(len(chunks)))  # (epoch, chunk)
-    dataset = dataset.map(chunk_function(chunks, fields), PARALLEL_CHUNKS)  # {name: (batches * B, length, ...)}
+    dataset = dataset.map(chunk_function(chunks, columns), PARALLEL_CHUNKS)  # {name: (batches * B, length, ...)}
     dataset.chunks = chunks  # see chunk_function; whatever is made from this dataset keeps it
     dataset = dataset.prefetch(1)
     dataset = dataset.rebatch(batch_size, drop_remainder=count % batch_size == 0)  # {name: (B, length, ...)}, no copy
+    if manifest.window.tail == "pad":
+        dataset = dataset.map(masking(manifest.window.length))  # with "mask": (B, length)
+    if normalize:
+        dataset = dataset.map(normalizing(manifest), num_parallel_calls=tf.data.AUTOTUNE)
     if map_fn is not None:
         dataset = dataset.map(map_fn, num_parallel_calls=tf.data.AUTOTUNE)  # {name: anything}
     if targets is not None:
-        dataset = dataset.map(targets if callable(targets) else splitting(targets))  # (x, y)
+        dataset = dataset.map(targets if callable(targets) else splitting(targets, manifest))  # (x, y)
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(-(-count // batch_size)))
     return prefetch(dataset.with_options(_options()), only_gpu())
 
@@ -99,7 +107,7 @@ def _shuffled(split: Split, seed: int, pool: int) -> Order:
 def _sorted(windows: Windows) -> Order:
     where = windows.provenance()
     places = np.lexsort((where["start"], where["episode"]))
-    firsts = np.cumsum([0] + [shard.windows for shard in windows.split.shards])
+    firsts = windows.split.firsts
     shards = np.searchsorted(firsts, places, side="right") - 1
     return FixedOrder(shards, places - firsts[shards])
 

@@ -1,7 +1,7 @@
 """From a dict of features to what `model.fit` takes: `(x, y)`, or whatever a function of the dict gives."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -10,39 +10,62 @@ from shards.errors import OptionError
 from shards.manifest import Manifest
 
 Batch = dict[str, tf.Tensor]
-Targets = None | Literal["same"] | int | Callable[[Batch], Any]
+Targets = None | str | int | Callable[[Batch], Any]
+MASK = "mask"
 
 
 def check_targets(targets: Targets, manifest: Manifest, provenance: bool) -> None:
-    """OptionError unless `targets` is None, "same", a number of steps shorter than a window, or a function."""
+    """OptionError unless `targets` is None, "same", a feature, fewer steps than a window has, or a function."""
     if targets is None or callable(targets):
         return
     if provenance:
         raise OptionError("provenance=True has no place in (x, y): give a function as targets, or none")
-    if targets == "same":
+    names = [feature.name for feature in manifest.features]
+    if isinstance(targets, str):
+        if targets != "same" and targets not in names:
+            raise OptionError(f'targets={targets!r} is neither "same" nor a feature: {", ".join(names)}')
+        if targets in names and len(names) == 1:
+            raise OptionError(f"targets={targets!r} leaves nothing for x: it is the only feature")
         return
     if not isinstance(targets, int | np.integer) or isinstance(targets, bool):
-        raise OptionError(f'targets must be None, "same", a number of steps or a function, not {targets!r}')
-    if not 0 < targets < manifest.length:
-        raise OptionError(f"targets={targets} must leave a step to x: windows have {manifest.length} steps")
+        raise OptionError(f'targets must be None, "same", a feature, a number of steps or a function, not {targets!r}')
+    if not 0 < targets < manifest.window.length:
+        raise OptionError(f"targets={targets} must leave a step to x: windows have {manifest.window.length} steps")
 
 
-def splitting(targets: str | int) -> Callable[[Batch], Any]:
-    """The stage {name: (B, length, ...)} -> (x, y); one feature alone comes out of its dict.
+def splitting(targets: str | int, manifest: Manifest) -> Callable[[Batch], Any]:
+    """The stage {name: (B, length, ...)} -> (x, y), or (x, y, weights) of padded windows; a lone feature is bare.
 
-    "same": (x, x). A number h: (the first length - h steps, the last h steps).
+    "same": (x, x). The name of a feature: (the others, this one). A number h: (the first length - h steps, the last h
+    steps) of features along time; values of the episode are in x.
+    Where there is a mask, x has it too if y is a value of the episode; if y goes along time, weights are float32 (B,
+    steps of y): 1 for a real step and 0 for another, which is what Keras takes as sample weights.
     """
+    along_time = {feature.name for feature in manifest.features if feature.shape}
 
     def split(batch: Batch) -> Any:
+        mask = batch.get(MASK)
+        features = {name: values for name, values in batch.items() if name != MASK}
+        if targets == "same":
+            return _weighted(_bare(features), _bare(features), mask)
+        if isinstance(targets, str) and targets in along_time:
+            return _weighted(_bare(_without(features, targets)), features[targets], mask)
         if isinstance(targets, str):
-            x = _bare(batch)
-            return x, x
-        return (
-            _bare({name: values[:, :-targets] for name, values in batch.items()}),
-            _bare({name: values[:, -targets:] for name, values in batch.items()}),
-        )
+            return _bare(_without(batch, targets)), batch[targets]
+        timed = {name: values for name, values in features.items() if name in along_time}
+        x = {name: values[:, :-targets] if name in along_time else values for name, values in features.items()}
+        y = {name: values[:, -targets:] for name, values in timed.items()}
+        return _weighted(_bare(x), _bare(y), None if mask is None else mask[:, -targets:])
 
     return tf.autograph.experimental.do_not_convert(split)  # type: ignore[no-any-return]
+
+
+def _without(batch: Batch, name: str) -> Batch:
+    return {other: values for other, values in batch.items() if other != name}
+
+
+def _weighted(x: Any, y: Any, mask: tf.Tensor | None) -> Any:
+    return (x, y) if mask is None else (x, y, tf.cast(mask, tf.float32))
 
 
 def _bare(batch: Batch) -> Any:

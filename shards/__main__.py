@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from .command import Command, run_command
-from .manifest import Manifest, load_manifest
-from .text import format_bytes, format_table
+from .manifest import Manifest, feature_documents, load_manifest, window_document
+from .moments import statistics_document
+from .text import format_bytes, format_table, format_window
+
+_COMPONENTS = 16  # that are listed one by one; --json lists all
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,23 +35,17 @@ def describe(manifest: Manifest) -> dict[str, Any]:
     """What a dataset holds, as JSON types; sizes in bytes."""
     return {
         "name": manifest.name,
-        "window": {"length": manifest.length, "shift": manifest.shift},
+        "window": window_document(manifest.window),
         "seed": manifest.seed,
         "record_bytes": manifest.layout.record_bytes,
-        "features": [
-            {
-                "name": field.feature.name,
-                "dtype": field.feature.dtype,
-                "shape": list(field.feature.shape),
-                "encoding": field.encoding,
-                "offset": field.offset,
-            }
-            for field in manifest.layout.fields
-        ],
+        "features": feature_documents(manifest.layout),
+        "splitting": vars(manifest.splitting),
         "splits": [
             {
                 "name": split.name,
+                "fraction_asked": split.fraction,
                 "episodes": split.episodes,
+                "records": split.records,
                 "windows": split.windows,
                 "shards": len(split.shards),
                 "bytes": split.bytes,
@@ -57,13 +54,18 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         ],
         "windows": manifest.windows,
         "bytes": manifest.bytes,
-        "source": vars(manifest.source) | {"step_shape": list(manifest.source.step_shape)},
+        "source": vars(manifest.source),
+        "statistics": {
+            "split": manifest.training_split,
+            "features": list(map(statistics_document, manifest.statistics)),
+        },
+        "nonfinite": list(map(vars, manifest.nonfinite)),
         "fingerprint": manifest.fingerprint,
     }
 
 
 def format_info(manifest: Manifest) -> str:
-    """The same as a text of a few lines."""
+    """The same as a text of some lines."""
     source = manifest.source
     left_out = [f"{source.short} too short"] * bool(source.short) + [f"{source.skipped} skipped"] * bool(source.skipped)
     splits = [
@@ -77,24 +79,47 @@ def format_info(manifest: Manifest) -> str:
             "(" + ", ".join(map(str, field.feature.shape)) + ")",
             field.encoding,
             str(field.offset),
+            str(len(field.feature.classes) or ""),
         )
         for field in manifest.layout.fields
     ]
-    return "\n".join(
-        [
-            f"dataset   {manifest.name}, seed {manifest.seed}, fingerprint {manifest.fingerprint[:16]}",
-            f"source    {source.episodes:,} episodes, {source.steps:,} steps, {source.dtype}"
-            + (f"; left out: {', '.join(left_out)}" if left_out else "")
-            + (f"; {source.uncovered:,} steps lie in no window" if source.uncovered else ""),
-            f"windows   {manifest.windows:,} of {manifest.length} steps, {manifest.shift} apart;"
-            f" {format_bytes(manifest.bytes)}",
-            "",
-            format_table(("split", "episodes", "windows", "shards", "size"), splits),
-            "",
-            f"a record has {manifest.layout.record_bytes} bytes",
-            format_table(("feature", "dtype", "shape", "encoding", "offset"), features),
-        ]
-    )
+    splitting = manifest.splitting
+    by = {"episode": "whole episodes", "given": "as given"}.get(splitting.by, splitting.by)
+    lines = [
+        f"dataset   {manifest.name}, seed {manifest.seed}, fingerprint {manifest.fingerprint[:16]}",
+        f"source    {source.episodes:,} episodes, {source.steps:,} steps, {format_bytes(source.bytes)}"
+        + (f"; left out: {', '.join(left_out)}" if left_out else "")
+        + (f"; {source.uncovered:,} steps lie in no window" if source.uncovered else ""),
+        f"windows   {manifest.windows:,} {format_window(window_document(manifest.window))};"
+        f" {format_bytes(manifest.bytes)}",
+        f"split by  {by}"
+        + (f", grouped by {splitting.group_by}" if splitting.group_by is not None else "")
+        + (f", {splitting.purge} steps purged" if splitting.purge else ""),
+        "",
+        format_table(("split", "episodes", "windows", "shards", "size"), splits),
+        "",
+        f"a record has {manifest.layout.record_bytes} bytes",
+        format_table(("feature", "dtype", "shape", "encoding", "offset", "classes"), features),
+    ]
+    if manifest.statistics:
+        lines += ["", f"of {manifest.training_split}, each step once", _format_statistics(manifest)]
+    for each in manifest.nonfinite:
+        where = f"episode {each.episode}, {each.feature}, from step {each.step} on"
+        lines.append(f"not finite: {each.values:,} values in {where}")
+    return "\n".join(lines)
+
+
+def _format_statistics(manifest: Manifest) -> str:
+    header = ("feature", "count", "mean", "std", "min", "max", "nan", "infinite")
+    rows = []
+    for statistics in manifest.statistics:
+        parts = [(statistics.feature, statistics.total)]
+        if 1 < len(statistics.components) <= _COMPONENTS:
+            parts += [(f"  [{i}]", summary) for i, summary in enumerate(statistics.components)]
+        for name, summary in parts:
+            numbers = (f"{getattr(summary, key):.6g}" for key in ("mean", "std", "min", "max"))
+            rows.append((name, f"{summary.count:,}", *numbers, f"{summary.nan:,}", f"{summary.infinite:,}"))
+    return format_table(header, rows)
 
 
 if __name__ == "__main__":

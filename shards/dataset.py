@@ -1,11 +1,9 @@
 """Random access to a dataset's windows with NumPy alone: `open_dataset(path)["train"][i]`."""
 
 import csv
-import errno
 import io
-import mmap
-from collections.abc import Iterator, Mapping
-from functools import cached_property, lru_cache, partial
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .errors import ManifestError, ShardError
-from .manifest import Manifest, Shard, Split, load_manifest
+from .features import Feature
+from .gather import Gatherer, columns_of
+from .manifest import Manifest, Split, load_manifest
 from .naming import EPISODES
-from .record import RecordLayout
+from .record import EPISODE, START
 
 # Each mapped shard holds a file descriptor, of which a process often may have 1024.
 _MAPPED_SHARDS = 128
@@ -67,22 +67,23 @@ class Dataset(Mapping[str, "Windows"]):
 class Windows:
     """The windows of one split, in the shuffled order in which they lie on disk.
 
-    `w[i]` is one window, a dict of feature arrays of shape (length, ...); `w[indices]`, for an integer array or a slice
-    of B windows, a dict of arrays of shape (B, length, ...). Negative indices count from the end. All are copies.
+    `w[i]` is one window, a dict of feature arrays of shape (length, ...), or () for values of the whole episode;
+    `w[indices]`, for an integer array or a slice of B windows, a dict of arrays of shape (B, length, ...) or (B,).
+    Where windows may be padded there is also `valid`, the number of real steps. Negative indices count from the end.
+    All are copies.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, split_name: str) -> None:
         self.split = split = manifest.split(split_name)
-        self._folder, self._manifest, self._layout = folder, manifest, manifest.layout
-        self._first = np.cumsum([0] + [shard.records for shard in split.shards])
+        self._folder, self._manifest, self._columns = folder, manifest, columns_of(manifest)
         check_shards(folder, split)
-        self._records = lru_cache(maxsize=_MAPPED_SHARDS)(partial(_map_shard, folder, split, manifest.layout))
+        self._gatherer = lru_cache(lambda columns: Gatherer(folder, manifest, split, columns, _MAPPED_SHARDS))
 
     def __len__(self) -> int:
         return self.split.windows
 
     def __repr__(self) -> str:
-        shapes = {field.feature.name: (len(self), *field.feature.shape) for field in self._layout.data_fields}
+        shapes = {column.name: (len(self), *column.shape) for column in self._columns}
         return f"<Windows {self.split.name!r} of {self._manifest.name!r}: {shapes}>"
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
@@ -90,7 +91,7 @@ class Windows:
 
     def __getitem__(self, index: "int | slice | ArrayLike") -> dict[str, np.ndarray]:
         indices, scalar = self._indices(index)
-        batch = self._gather(indices, [field.feature.name for field in self._layout.data_fields])
+        batch = self._gather(indices, self._columns)
         return {name: values[0] for name, values in batch.items()} if scalar else batch
 
     def locate(self, i: int) -> tuple[str, int]:
@@ -98,12 +99,12 @@ class Windows:
         indices, scalar = self._indices(i)
         if not scalar:
             raise TypeError("locate takes one window's index; use provenance for arrays of them")
-        where = self._gather(indices, ["episode", "start"])
+        where = self._gather(indices, (EPISODE, START))
         return self._episode_paths[where["episode"][0]], int(where["start"][0])
 
     def provenance(self, index: "int | slice | ArrayLike" = slice(None)) -> dict[str, NDArray[np.int64]]:
         """`episode` (its row in episodes.csv) and `start` (first step) of windows: two int64 arrays of shape (B,)."""
-        return self._gather(self._indices(index)[0], ["episode", "start"])
+        return self._gather(self._indices(index)[0], (EPISODE, START))
 
     @cached_property
     def _episode_paths(self) -> tuple[str, ...]:
@@ -123,21 +124,13 @@ class Windows:
         indices = indices.astype(np.int64)
         return np.atleast_1d(np.where(indices < 0, indices + len(self), indices)), indices.ndim == 0
 
-    def _gather(self, indices: NDArray[np.int64], names: list[str]) -> dict[str, np.ndarray]:
-        shards = np.searchsorted(self._first, indices, side="right") - 1
-        fields = [self._layout.field(name) for name in names]
-        batch = {
-            field.feature.name: np.empty((len(indices), *field.feature.shape), field.feature.numpy_dtype)
-            for field in fields
-        }
-        for shard in np.unique(shards):
-            chosen = np.flatnonzero(shards == shard)
-            records = self._records(int(shard))
-            rows = indices[chosen] - self._first[shard]
-            for field in fields:
-                raw = records[rows, field.offset : field.offset + field.nbytes]
-                batch[field.feature.name][chosen] = field.of(raw)
-        return batch
+    def _gather(self, indices: NDArray[np.int64], columns: Sequence[Feature]) -> dict[str, np.ndarray]:
+        outs = [np.empty((len(indices), *column.shape), column.numpy_dtype) for column in columns]
+        if len(indices):
+            shards = np.searchsorted(self.split.firsts, indices, side="right") - 1
+            gatherer = self._gatherer(tuple(columns))
+            gatherer.gather(shards, indices - self.split.firsts[shards], outs)
+        return {column.name: out for column, out in zip(columns, outs, strict=True)}
 
 
 def read_episode_paths(folder: Path, manifest: Manifest) -> tuple[str, ...]:
@@ -166,22 +159,3 @@ def check_shards(folder: Path, split: Split) -> None:
                 f"shard {file} has {size} bytes where the manifest says {shard.bytes}: it was cut short or replaced;"
                 " copy or build the dataset again"
             )
-
-
-def _map_shard(folder: Path, split: Split, layout: RecordLayout, index: int) -> NDArray[np.uint8]:
-    return map_records(folder, split.shards[index], layout)
-
-
-def map_records(folder: Path, shard: Shard, layout: RecordLayout) -> NDArray[np.uint8]:
-    """The records of a local shard as a read-only (n, record_bytes) uint8 memory map."""
-    file = folder / shard.file
-    try:
-        with file.open("rb") as opened:
-            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:  # ValueError: an empty file
-        full = isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}
-        remedy = "allow more open files (ulimit -n)" if full else "copy the dataset again"
-        raise ShardError(f"shard {file} cannot be read: {error}; {remedy}") from error
-    if len(mapped) != shard.bytes:
-        raise ShardError(f"shard {file} has changed since the dataset was opened; open it again")
-    return np.frombuffer(mapped, np.uint8).reshape(shard.records, layout.record_bytes)

@@ -1,5 +1,7 @@
 """A JSON object read strictly: every key known, present and of its type, or an error that names its place."""
 
+from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 from .errors import ManifestError
@@ -73,6 +75,37 @@ class Document:
     def integers(self, key: str) -> tuple[int, ...]:
         """Read a list of whole numbers."""
         return tuple(self._integer(key, value, 0) for value in self._list(key))
+
+    def number(self, key: str) -> float:
+        """Read a finite number that is written with a fraction."""
+        return self._number(key, self._get(key))
+
+    def _number(self, key: str, value: Any) -> float:
+        if type(value) is not float or not isfinite(value):
+            raise self.wrong(key, f"is {value!r:.200}, not a finite number with a fraction")
+        return value
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """Read a list of such numbers."""
+        return tuple(self._number(key, value) for value in self._list(key))
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Read a list of texts."""
+        values = self._list(key)
+        if not all(isinstance(value, str) for value in values):
+            raise self.wrong(key, f"is {values!r:.200}, not a list of texts")
+        return tuple(values)
+
+    def optional_text(self, key: str) -> str | None:
+        """Read a text or null."""
+        return None if self.document.get(key, "") is None and self._get(key) is None else self.text(key)
+
+    def choice(self, key: str, choices: Sequence[str]) -> str:
+        """Read one of some texts."""
+        value = self.text(key)
+        if value not in choices:
+            raise self.wrong(key, f"is {value!r:.200}, none of {', '.join(choices)}")
+        return value
 
     def object(self, key: str) -> "Document":
         """Read an object."""

@@ -18,11 +18,15 @@ DTYPES: dict[str, np.dtype] = {
 
 @dataclass(frozen=True)
 class Feature:
-    """One array of a window: `shape` is (length, ...), without the batch."""
+    """One array of a window: `shape` is (length, ...), without the batch; () for a value of the whole episode.
+
+    `classes` are the names of the classes that an int64 value of an episode numbers, if it does.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    classes: tuple[str, ...] = ()
 
     @property
     def numpy_dtype(self) -> np.dtype:

@@ -6,19 +6,26 @@ stops in `parse_manifest`; code behind it trusts what it gets. The file is descr
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .document import Document
 from .errors import DatasetNotFoundError, FormatVersionError, ManifestError, SplitNotFoundError
 from .features import DTYPES, Feature
-from .naming import EPISODES, MANIFEST, ShardName, is_split_name
-from .record import EPISODE, MAX_WINDOW_BYTES, START, RecordLayout, record_layout
+from .moments import Statistics, parse_statistics, statistics_document
+from .naming import EPISODES, MANIFEST, RESERVED, ShardName, is_feature_name, is_split_name
+from .record import MAX_RECORD_ARRAY, MAX_RECORD_BYTES, RecordLayout, record_layout
+from .windows import TAILS, Tail, WindowSpec
 
 FORMAT = "episode-windows"
 FORMAT_VERSION = 1
+MAX_NONFINITE = 100
 
 
 @dataclass(frozen=True)
@@ -34,12 +41,19 @@ class Shard:
 
 @dataclass(frozen=True)
 class Split:
-    """One split: the fraction asked for (a decimal number), its episodes, and its shards."""
+    """One split: the fraction asked for (a decimal number; None where the split of each episode was given), the
+    episodes it has windows of, and its shards.
+    """
 
     name: str
-    fraction: str
+    fraction: str | None
     episodes: int
     shards: tuple[Shard, ...]
+
+    @cached_property
+    def records(self) -> int:
+        """Records in all shards."""
+        return sum(shard.records for shard in self.shards)
 
     @cached_property
     def windows(self) -> int:
@@ -51,10 +65,31 @@ class Split:
         """Bytes of all shards."""
         return sum(shard.bytes for shard in self.shards)
 
+    @cached_property
+    def firsts(self) -> NDArray[np.int64]:
+        """The number, within the split, of each shard's first window, and the number of windows."""
+        return np.cumsum([0, *(shard.windows for shard in self.shards)])
+
+
+SplitBy = Literal["episode", "time", "hash", "given"]
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """How episodes came to splits: `by` whole episodes or groups, time, a hash, or as given by the user.
+
+    `group_by` names the label column, or is the regular expression, that makes the groups; `purge` are the steps
+    between neighbouring splits of one episode, beyond those that no two windows share.
+    """
+
+    by: SplitBy = "episode"
+    group_by: str | None = None
+    purge: int = 0
+
 
 @dataclass(frozen=True)
 class Source:
-    """What the dataset was made from: the episodes used, their steps, dtype and the shape of one step.
+    """What the dataset was made from: the episodes used, their steps, and the bytes of the features in these.
 
     `short` episodes have no window, `skipped` ones could not be used (episodes.csv says why); `uncovered` steps of the
     other episodes lie in no window.
@@ -62,34 +97,47 @@ class Source:
 
     episodes: int
     steps: int
-    dtype: str
-    step_shape: tuple[int, ...]
+    bytes: int
     short: int
     skipped: int
     uncovered: int
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """A dataset: `length` and `shift` in steps, `features` of one window, `splits` in the order asked for.
+class Nonfinite:
+    """How many values of a feature of an episode are NaN or infinite, and the first step that has one."""
 
-    `episodes_sha256` is the digest of episodes.csv, `fingerprint` that of everything the shards' bytes depend on.
+    episode: int
+    feature: str
+    values: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A dataset: how its windows are cut, `features` of one window, `splits` in the order asked for.
+
+    `statistics` are of the features along time of the `training_split`, each step counted once. `nonfinite` are the
+    first places, MAX_NONFINITE at most, of values that are NaN or infinite, in any split. `episodes_sha256` is the
+    digest of episodes.csv, `fingerprint` that of everything the shards' bytes depend on.
     """
 
     name: str
-    length: int
-    shift: int
+    window: WindowSpec
     seed: int
     features: tuple[Feature, ...]
     source: Source
+    splitting: Splitting
     splits: tuple[Split, ...]
+    statistics: tuple[Statistics, ...]
+    nonfinite: tuple[Nonfinite, ...]
     episodes_sha256: str
     fingerprint: str
 
     @cached_property
     def layout(self) -> RecordLayout:
         """The layout of each record."""
-        return record_layout(self.features)
+        return record_layout(self.features, self.window)
 
     @property
     def windows(self) -> int:
@@ -100,6 +148,17 @@ class Manifest:
     def bytes(self) -> int:
         """Bytes of all shards."""
         return sum(split.bytes for split in self.splits)
+
+    @property
+    def training_split(self) -> str:
+        """The split that statistics are of: `train`, or the first one if there is none of that name."""
+        names = [split.name for split in self.splits]
+        return "train" if "train" in names else names[0]
+
+    @property
+    def measured_features(self) -> tuple[str, ...]:
+        """The features that have statistics."""
+        return tuple(feature.name for feature in self.features if feature.shape and "complex" not in feature.dtype)
 
     def split(self, name: str) -> Split:
         """The split of this name; SplitNotFoundError, which names those there are, when there is none."""
@@ -145,17 +204,18 @@ def format_manifest(manifest: Manifest) -> bytes:
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "name": manifest.name,
-        "window": {"length": manifest.length, "shift": manifest.shift},
+        "window": window_document(manifest.window),
         "seed": manifest.seed,
         "record_bytes": manifest.layout.record_bytes,
-        "features": _feature_documents(manifest.layout),
-        "source": vars(manifest.source) | {"step_shape": list(manifest.source.step_shape)},
+        "features": feature_documents(manifest.layout),
+        "source": vars(manifest.source),
+        "splitting": vars(manifest.splitting),
         "splits": [
             {
                 "name": split.name,
                 "fraction": split.fraction,
                 "episodes": split.episodes,
-                "records": sum(shard.records for shard in split.shards),
+                "records": split.records,
                 "windows": split.windows,
                 "bytes": split.bytes,
                 "shards": [
@@ -165,13 +225,30 @@ def format_manifest(manifest: Manifest) -> bytes:
             }
             for split in manifest.splits
         ],
+        "statistics": {
+            "split": manifest.training_split,
+            "features": [statistics_document(statistics) for statistics in manifest.statistics],
+        },
+        "nonfinite": list(map(vars, manifest.nonfinite)),
         "episodes_file": {"file": EPISODES, "sha256": manifest.episodes_sha256},
         "fingerprint": manifest.fingerprint,
     }
     return json.dumps(document, indent=1).encode() + b"\n"
 
 
-def _feature_documents(layout: RecordLayout) -> list[dict[str, Any]]:
+def window_document(spec: WindowSpec) -> dict[str, Any]:
+    """How windows are cut, as JSON types."""
+    return {
+        "length": spec.length,
+        "shift": spec.shift,
+        "stride": spec.stride,
+        "tail": spec.tail,
+        "windows_per_record": spec.per_record,
+    }
+
+
+def feature_documents(layout: RecordLayout) -> list[dict[str, Any]]:
+    """What lies where in each record, as JSON types; shapes are those that are stored."""
     return [
         {
             "name": field.feature.name,
@@ -180,6 +257,7 @@ def _feature_documents(layout: RecordLayout) -> list[dict[str, Any]]:
             "encoding": field.encoding,
             "offset": field.offset,
             "bytes": field.nbytes,
+            "classes": list(field.feature.classes),
         }
         for field in layout.fields
     ]
@@ -203,56 +281,76 @@ def parse_manifest(text: bytes, file: str = MANIFEST) -> Manifest:
             " install a newer one"
         )
     top.expect_value("format_version", version, FORMAT_VERSION)
-    window = top.object("window")
-    length, shift = window.integer("length", least=1), window.integer("shift", least=1)
-    window.end()
+    spec = _parse_window(top.object("window"))
     name = top.name("name")
-    features, layout = _parse_features(top)
+    features, layout = _parse_features(top, spec)
+    splits = tuple(_parse_split(split, name, spec, layout.record_bytes) for split in top.objects("splits"))
+    names = [split.name for split in splits]
+    if not names or len(set(names)) < len(names):
+        raise top.wrong("splits", "must be named apart, and one at least")
     manifest = Manifest(
         name=name,
-        length=length,
-        shift=shift,
+        window=spec,
         seed=top.integer("seed"),
         features=features,
         source=_parse_source(top.object("source")),
-        splits=tuple(_parse_split(split, name, layout.record_bytes) for split in top.objects("splits")),
+        splitting=_parse_splitting(top.object("splitting")),
+        splits=splits,
+        statistics=(),
+        nonfinite=tuple(_parse_nonfinite(item, features) for item in top.objects("nonfinite")),
         episodes_sha256=_parse_episodes_file(top.object("episodes_file")),
         fingerprint=top.digest("fingerprint"),
     )
+    manifest = replace(manifest, statistics=_parse_statistics(top.object("statistics"), manifest))
     top.end()
-    names = [split.name for split in manifest.splits]
-    if not names or len(set(names)) < len(names):
-        raise top.wrong("splits", "must be named apart, and one at least")
-    if sum(split.episodes for split in manifest.splits) != manifest.source.episodes:
+    episodes, total = manifest.source.episodes, sum(split.episodes for split in splits)
+    if total < episodes or (total > episodes and manifest.splitting.by != "time"):
         raise top.wrong("source.episodes", "is not the sum of the splits' episodes")
-    if any((f.dtype, f.shape[1:]) != (manifest.source.dtype, manifest.source.step_shape) for f in features):
-        raise top.wrong("features", "differ from source.dtype and source.step_shape")
-    if any(feature.shape[:1] != (length,) for feature in features):
-        raise top.wrong("features", f"must begin with the window's length, {length}, in their shapes")
     return manifest
 
 
-def _parse_features(top: Document) -> tuple[tuple[Feature, ...], RecordLayout]:
+def _parse_window(item: Document) -> WindowSpec:
+    spec = WindowSpec(
+        length=item.integer("length", least=1),
+        shift=item.integer("shift", least=1),
+        stride=item.integer("stride", least=1),
+        tail=cast(Tail, item.choice("tail", TAILS)),
+        per_record=item.integer("windows_per_record", least=1),
+    )
+    item.end()
+    return spec
+
+
+def _parse_features(top: Document, spec: WindowSpec) -> tuple[tuple[Feature, ...], RecordLayout]:
     """The window's own features; what is said of their place must be what the layout gives."""
     documents = top.objects("features")
-    features = []
+    features: list[Feature] = []
+    total = 0
     for item in documents:
-        feature = Feature(item.name("name"), item.text("dtype"), item.integers("shape"))
-        if item.text("encoding") == "varint":
-            continue
-        if feature.dtype not in DTYPES:
+        stored = Feature(item.text("name"), item.text("dtype"), item.integers("shape"), item.texts("classes"))
+        if stored.name in RESERVED:
+            continue  # not the dataset's own; compared below
+        if not is_feature_name(stored.name):
+            raise item.wrong("name", f"is {stored.name!r:.200}, which cannot name a feature")
+        if stored.dtype not in DTYPES:
             raise item.wrong("dtype", f"is none of {', '.join(DTYPES)}")
-        if not 0 < feature.nbytes <= MAX_WINDOW_BYTES:
-            raise item.wrong("shape", f"makes a window of {feature.nbytes} bytes; 1 to {MAX_WINDOW_BYTES} are allowed")
-        features.append(feature)
-    if not features:
-        raise top.wrong("features", "holds no data")
-    names = [feature.name for feature in (*features, EPISODE, START)]
-    if len(set(names)) < len(names):
+        if not 0 < stored.nbytes <= MAX_RECORD_ARRAY:
+            raise item.wrong("shape", f"makes an array of {stored.nbytes} bytes; 1 to {MAX_RECORD_ARRAY} are allowed")
+        if stored.shape and stored.shape[0] != spec.record_steps:
+            raise item.wrong("shape", f"must begin with the steps of a record, {spec.record_steps}")
+        if stored.classes and (stored.dtype, stored.shape) != ("int64", ()):
+            raise item.wrong("classes", "belong to an int64 value of an episode only")
+        total += stored.nbytes
+        features.append(replace(stored, shape=(spec.length, *stored.shape[1:])) if stored.shape else stored)
+    if not any(feature.shape for feature in features):
+        raise top.wrong("features", "holds nothing along time")
+    if len({feature.name for feature in features}) < len(features):
         raise top.wrong("features", "must be named apart")
-    layout = record_layout(features)
+    if total > MAX_RECORD_BYTES:
+        raise top.wrong("features", f"make records of more than {MAX_RECORD_BYTES} bytes")
+    layout = record_layout(features, spec)
     if json.dumps([item.document for item in documents], sort_keys=True) != json.dumps(
-        _feature_documents(layout), sort_keys=True
+        feature_documents(layout), sort_keys=True
     ):
         raise top.wrong("features", "does not lie where this format puts it")
     top.expect("record_bytes", layout.record_bytes)
@@ -260,13 +358,46 @@ def _parse_features(top: Document) -> tuple[tuple[Feature, ...], RecordLayout]:
 
 
 def _parse_source(item: Document) -> Source:
-    counts = {key: item.integer(key) for key in ("episodes", "steps", "short", "skipped", "uncovered")}
-    source = Source(dtype=item.text("dtype"), step_shape=item.integers("step_shape"), **counts)
+    names = [field.name for field in fields(Source)]
+    source = Source(**{name: item.integer(name) for name in names})
     item.end()
     return source
 
 
-def _parse_split(item: Document, dataset: str, record_bytes: int) -> Split:
+def _parse_splitting(item: Document) -> Splitting:
+    by = cast(SplitBy, item.choice("by", get_args(SplitBy)))
+    splitting = Splitting(by, item.optional_text("group_by"), item.integer("purge"))
+    item.end()
+    if by == "time" and splitting.group_by is not None:
+        raise item.wrong("group_by", "cannot be, where episodes are split by time")
+    if by != "time" and splitting.purge:
+        raise item.wrong("purge", "cannot be, where episodes are not split by time")
+    return splitting
+
+
+def _parse_statistics(item: Document, manifest: Manifest) -> tuple[Statistics, ...]:
+    """None in the draft of a build; of every feature that has them in a dataset."""
+    item.expect("split", manifest.training_split)
+    statistics = tuple(map(parse_statistics, item.objects("features")))
+    item.end()
+    if statistics and tuple(each.feature for each in statistics) != manifest.measured_features:
+        raise item.wrong("features", f"must be those of {', '.join(manifest.measured_features)}")
+    shapes = {feature.name: feature.shape for feature in manifest.features}
+    for each in statistics:
+        components = shapes[each.feature][-1] if len(shapes[each.feature]) > 1 else 1
+        if len(each.components) != components:
+            raise item.wrong("features", f"must have {components} components for {each.feature}")
+    return statistics
+
+
+def _parse_nonfinite(item: Document, features: Sequence[Feature]) -> Nonfinite:
+    feature = item.choice("feature", [feature.name for feature in features])
+    nonfinite = Nonfinite(item.integer("episode"), feature, item.integer("values", least=1), item.integer("step"))
+    item.end()
+    return nonfinite
+
+
+def _parse_split(item: Document, dataset: str, spec: WindowSpec, record_bytes: int) -> Split:
     name = item.name("name")
     if not is_split_name(name):
         raise item.wrong("name", f"is {name!r}, which cannot name a split")
@@ -277,15 +408,17 @@ def _parse_split(item: Document, dataset: str, record_bytes: int) -> Split:
     for index, document in enumerate(documents):
         document.expect("file", str(ShardName(dataset, name, index, len(documents))))
         records = document.integer("records", least=1)
-        document.expect("windows", records)
+        windows = document.integer("windows", least=records)
+        if windows > records * spec.per_record:
+            raise document.wrong("windows", f"are too many for {records} records of {spec.per_record}")
         document.expect("bytes", records * record_bytes)
-        shards.append(Shard(document.text("file"), records, records, records * record_bytes, document.digest("sha256")))
+        shards.append(Shard(document.text("file"), records, windows, records * record_bytes, document.digest("sha256")))
         document.end()
-    fraction = item.text("fraction")
-    if not re.fullmatch(r"[0-9]+|[0-9]*\.[0-9]+", fraction):
+    fraction = item.optional_text("fraction")
+    if fraction is not None and not re.fullmatch(r"[0-9]+|[0-9]*\.[0-9]+", fraction):
         raise item.wrong("fraction", f"is {fraction!r:.200}, not a decimal number")
     split = Split(name, fraction, item.integer("episodes"), tuple(shards))
-    item.expect("records", split.windows)
+    item.expect("records", split.records)
     item.expect("windows", split.windows)
     item.expect("bytes", split.bytes)
     item.end()

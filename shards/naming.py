@@ -1,4 +1,4 @@
-"""Names of datasets, splits and shard files, each with its inverse.
+"""Names of datasets, splits, features and shard files; a shard's with its inverse.
 
 A shard is called as TFDS calls it: `NAME-SPLIT.tfrecord-00003-of-00016`.
 """
@@ -16,6 +16,13 @@ _NAME = re.compile("[a-z][a-z0-9_]*")
 _SHARD = re.compile(
     rf"(?P<dataset>{_NAME.pattern})-(?P<split>{_NAME.pattern})"
     r"\.tfrecord-(?P<index>[0-9]{5,9})-of-(?P<count>[0-9]{5,9})"
+)
+_FEATURE = re.compile("[A-Za-z_][A-Za-z0-9_.-]{0,99}")
+#: What records and batches hold besides the features.
+RESERVED = ("episode", "start", "count", "valid", "mask")
+FEATURE_RULE = (
+    "up to 100 letters, digits, underscores, dots and dashes, beginning with a letter or an underscore, and none of "
+    + ", ".join(RESERVED)
 )
 NAME_RULE = "a lower-case letter, then lower-case letters, digits and underscores (and a split not 'all')"
 
@@ -68,6 +75,10 @@ def to_name(text: str) -> str:
     return cleaned if is_name(cleaned) else f"dataset_{cleaned.strip('_')}".rstrip("_")[:80]
 
 
-def is_dataset_file(file_name: str) -> bool:
-    """Whether a dataset could have written a file of this name."""
-    return file_name in {MANIFEST, EPISODES, DATASET_INFO, FEATURES} or parse_shard_name(file_name) is not None
+def is_feature_name(text: str) -> bool:
+    """Whether `text` can name a feature: see FEATURE_RULE.
+
+    >>> is_feature_name("observation.image"), is_feature_name("start"), is_feature_name("2nd")
+    (True, False, False)
+    """
+    return _FEATURE.fullmatch(text) is not None and text not in RESERVED

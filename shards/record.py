@@ -1,14 +1,14 @@
 """One record: at once a `tf.train.Example` in TFRecord framing and an element of a fixed-size array.
 
 Every record of a dataset has the same number of bytes, so the bytes around the data are the same in each record but for
-two integers and a checksum, and n records are an (n, record_bytes) uint8 array. docs/format.md has the layout.
+some integers and a checksum, and n records are an (n, record_bytes) uint8 array. docs/format.md has the layout.
 
 Sources: the TFRecord framing (length, masked CRC-32C of it, data, masked CRC-32C of that) is TensorFlow's; the wire
 format (tags, lengths, varints, which may be longer than they need be) is Protocol Buffers'.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -17,6 +17,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from .features import Feature
+from .windows import WindowSpec
 
 Encoding = Literal["float_list", "bytes", "varint"]
 
@@ -25,16 +26,21 @@ _FOOT_BYTES = 4  # uint32 masked CRC-32C of the data
 _LENGTH_BYTES = 5  # a length prefix may be padded to this: 35 bits
 _MAX_DATA_BYTES = 2**28  # a window's array; its length then fits four bytes, and the fifth is free for alignment
 _ALIGNMENT = 4  # of records, and of the data in them
-_EPISODE_BYTES = 5  # 2**35 episodes
-_START_BYTES = 6  # 2**42 steps
+_INDEX_BYTES = {"episode": 5, "count": 5, "valid": 5, "start": 6}
+_INTEGER_BYTES = 10  # any int64
 
-MAX_EPISODES = 2 ** (7 * _EPISODE_BYTES)
-MAX_STEPS = 2 ** (7 * _START_BYTES)
-MAX_WINDOW_BYTES = _MAX_DATA_BYTES - 1
+MAX_EPISODES = 2 ** (7 * _INDEX_BYTES["episode"])
+MAX_STEPS = 2 ** (7 * _INDEX_BYTES["start"])
+MAX_RECORD_ARRAY = _MAX_DATA_BYTES - 1
+MAX_RECORD_BYTES = 2**31  # of all arrays; Protocol Buffers have no larger message
 
-#: The features every window has: the episode it was cut from (its row in episodes.csv) and its first step there.
+#: Of every record: the number of the episode that it was cut from, and its first step there.
 EPISODE = Feature("episode", "int64", ())
 START = Feature("start", "int64", ())
+#: Of records of several windows: how many this one holds.
+COUNT = Feature("count", "int64", ())
+#: Of records of several windows and of windows that may be padded: how many of the stored steps are real.
+VALID = Feature("valid", "int64", ())
 
 
 @dataclass(frozen=True)
@@ -70,12 +76,19 @@ class RecordLayout:
 
     @cached_property
     def data_fields(self) -> tuple[Field, ...]:
-        """The fields that hold the window's own data."""
-        return tuple(field for field in self.fields if field.encoding != "varint")
+        """The fields that hold the dataset's own features."""
+        return tuple(field for field in self.fields if field.feature.name not in _INDEX_BYTES)
 
     def field(self, name: str) -> Field:
         """The field of one feature."""
-        return next(field for field in self.fields if field.feature.name == name)
+        return self._by_name[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    @cached_property
+    def _by_name(self) -> dict[str, Field]:
+        return {field.feature.name: field for field in self.fields}
 
     def write_constants(self, records: NDArray[np.uint8]) -> None:
         """Begin (n, record_bytes) records of undefined content: all but data, integers and checksums."""
@@ -99,22 +112,25 @@ class RecordLayout:
         return np.flatnonzero(~framed | (foot != _mask(_checksums(records))))
 
 
-def record_layout(features: Sequence[Feature]) -> RecordLayout:
-    """Lay out records that hold `features` and each window's `episode` and `start`.
+def record_layout(features: Sequence[Feature], spec: WindowSpec) -> RecordLayout:
+    """Lay out records that hold `features` of windows cut as `spec` says.
 
-    float32 is a packed `float_list`, every other dtype a `bytes_list` of one little-endian C-order buffer. Arrays begin
-    at multiples of 4, and so do records, by way of length prefixes that are longer than they need be.
+    A feature's stored shape begins with `spec.record_steps` in place of the window's length. float32 is a packed
+    `float_list`; an int64 value of an episode an `int64_list`, as are the integers that every record has; all else a
+    `bytes_list` of one little-endian C-order buffer. Arrays begin at multiples of 4, and so do records, by way of
+    length prefixes that are longer than they need be.
     """
-    parts: list[tuple[Feature, Encoding, int]] = [
-        *((feature, "float_list" if feature.dtype == "float32" else "bytes", feature.nbytes) for feature in features),
-        (EPISODE, "varint", _EPISODE_BYTES),
-        (START, "varint", _START_BYTES),
-    ]
+    parts = [_part(_stored(feature, spec)) for feature in features] + [_part(EPISODE)]
+    if spec.per_record > 1:
+        parts.append(_part(COUNT))
+    if spec.per_record > 1 or spec.tail == "pad":
+        parts.append(_part(VALID))
+    parts.append(_part(START))
     fields: list[Field] = []
     constant: list[tuple[int, bytes]] = []
     begin = at = _HEAD_BYTES + 1 + _LENGTH_BYTES
     for feature, encoding, nbytes in parts:
-        if feature is EPISODE:  # needs no alignment: it is read byte by byte, and `start` follows
+        if encoding == "varint" and feature is not START:  # needs no alignment: it is read byte by byte
             head = _feature_head(feature.name, encoding, nbytes, 0)
         else:
             head = _aligned_head(feature.name, encoding, nbytes, at)
@@ -128,15 +144,26 @@ def record_layout(features: Sequence[Feature]) -> RecordLayout:
     return RecordLayout(tuple(fields), tuple(constant), at + _FOOT_BYTES)
 
 
+def _stored(feature: Feature, spec: WindowSpec) -> Feature:
+    return replace(feature, shape=(spec.record_steps, *feature.shape[1:])) if feature.shape else feature
+
+
+def _part(feature: Feature) -> tuple[Feature, Encoding, int]:
+    if feature.shape == () and feature.dtype == "int64":
+        return feature, "varint", _INDEX_BYTES.get(feature.name, _INTEGER_BYTES)
+    return feature, "float_list" if feature.dtype == "float32" else "bytes", feature.nbytes
+
+
 def encode_varints(values: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
-    """Each of n integers in [0, 2**(7 * width)) as a varint of exactly `width` bytes, an (n, width) array.
+    """Each of n integers in [0, 2**(7 * width)), or any int64 if width is 10, as a varint of exactly `width` bytes.
 
     >>> encode_varints(np.array([5, 300]), 3).tolist()
     [[133, 128, 0], [172, 130, 0]]
     """
     groups = np.empty((len(values), width), np.uint8)
+    bits = np.asarray(values, np.int64).view(np.uint64)
     for place in range(width):  # column by column: no temporary of eight bytes a byte
-        groups[:, place] = (values >> (7 * place)) & 0x7F
+        groups[:, place] = (bits >> np.uint64(7 * place)) & np.uint64(0x7F)
     groups[:, :-1] |= 0x80
     return groups
 
@@ -147,9 +174,10 @@ def decode_varints(raw: NDArray[np.uint8]) -> NDArray[np.int64]:
     >>> decode_varints(np.array([[133, 128, 0], [172, 130, 0]], np.uint8)).tolist()
     [5, 300]
     """
-    groups = (raw & 0x7F).astype(np.int64)
-    result: NDArray[np.int64] = (groups << (7 * np.arange(raw.shape[1]))).sum(axis=1)
-    return result
+    groups = (raw & 0x7F).astype(np.uint64)
+    bits = np.bitwise_or.reduce(groups << (7 * np.arange(raw.shape[1], dtype=np.uint64)), axis=1)
+    values: NDArray[np.int64] = bits.view(np.int64)
+    return values
 
 
 def _varint(value: int, width: int) -> bytes:

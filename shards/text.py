@@ -1,6 +1,6 @@
 """Numbers and tables as people read them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 def format_bytes(count: int) -> str:
@@ -32,3 +32,14 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         ).rstrip()
         for row in (header, *rows)
     )
+
+
+def format_window(window: Mapping[str, int | str]) -> str:
+    """How windows are cut, as the manifest has it, in words.
+
+    >>> format_window({"length": 5, "shift": 2, "stride": 2, "tail": "drop", "windows_per_record": 1})
+    'of 5 steps, 2 apart; a window every 2 steps; tail: drop'
+    """
+    apart = f", {window['stride']} apart" if window["stride"] != 1 else ""
+    shared = f"; {window['windows_per_record']} a record" if window["windows_per_record"] != 1 else ""
+    return f"of {window['length']} steps{apart}; a window every {window['shift']} steps; tail: {window['tail']}{shared}"

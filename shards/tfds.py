@@ -5,7 +5,6 @@ from typing import Any
 
 from .features import Feature
 from .manifest import Manifest
-from .record import EPISODE, START
 
 _CLASSES = "tensorflow_datasets.core.features."
 
@@ -28,27 +27,38 @@ def dataset_info_json(manifest: Manifest) -> bytes:
     return json.dumps(document, indent=1).encode() + b"\n"
 
 
-def features_json(features: tuple[Feature, ...]) -> bytes:
+def features_json(manifest: Manifest) -> bytes:
     """The bytes of features.json."""
     document = {
         "pythonClassName": _CLASSES + "features_dict.FeaturesDict",
-        "featuresDict": {
-            "features": {
-                feature.name: {"pythonClassName": _CLASSES + "tensor_feature.Tensor", "tensor": _tensor(feature)}
-                for feature in (*features, EPISODE, START)
-            }
-        },
+        "featuresDict": {"features": {field.feature.name: _feature(field.feature) for field in manifest.layout.fields}},
     }
     return json.dumps(document, indent=1).encode() + b"\n"
 
 
+def class_name_files(manifest: Manifest) -> dict[str, bytes]:
+    """{file name: bytes} of the files in which TFDS looks for the names of classes, one a line."""
+    return {
+        f"{feature.name}.labels.txt": "".join(" ".join(name.split()) + "\n" for name in feature.classes).encode()
+        for feature in manifest.features
+        if feature.classes
+    }
+
+
+def _feature(feature: Feature) -> dict[str, Any]:
+    if feature.classes:
+        label = {"numClasses": str(len(feature.classes))}
+        return {"pythonClassName": _CLASSES + "class_label_feature.ClassLabel", "classLabel": label}
+    return {"pythonClassName": _CLASSES + "tensor_feature.Tensor", "tensor": _tensor(feature)}
+
+
 def _tensor(feature: Feature) -> dict[str, Any]:
     dtype, shape = feature.dtype, feature.shape
+    plain = dtype == "float32" or (dtype, shape) == ("int64", ())
     if dtype == "uint32":  # tf.io.decode_raw, with which TFDS decodes, has no uint32: show the four bytes of each value
         dtype, shape = "uint8", (*shape, 4)
-    bytes_list = shape != () and dtype != "float32"
     return {
         "shape": {"dimensions": [str(size) for size in shape]},
         "dtype": dtype,
-        "encoding": "bytes" if bytes_list else "none",
+        "encoding": "none" if plain else "bytes",
     }

@@ -1,0 +1,60 @@
+"""Features along time standardized with the statistics of the training split, and the mask of padded steps."""
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from shards.errors import OptionError
+from shards.manifest import Manifest
+
+Batch = dict[str, tf.Tensor]
+
+
+def masking(length: int) -> Callable[[Batch], Batch]:
+    """The stage that puts `mask`, a bool (B, length) that is true where a step is real, in the place of `valid`."""
+
+    def mask(batch: Batch) -> Batch:
+        features = {name: values for name, values in batch.items() if name != "valid"}
+        return features | {"mask": tf.sequence_mask(batch["valid"], length)}
+
+    return tf.autograph.experimental.do_not_convert(mask)  # type: ignore[no-any-return]
+
+
+def normalizing(manifest: Manifest) -> Callable[[Batch], Batch]:
+    """The stage (x - mean) / std of every float feature along time, by component: the last axis of a step.
+
+    A component that is constant becomes 0, and so do steps that are not real.
+    Errors: OptionError if no feature is a float along time.
+    """
+    scales = {}
+    floats = [feature.name for feature in manifest.features if feature.shape and "float" in feature.dtype]
+    for statistics in manifest.statistics:
+        if statistics.feature in floats:
+            parts = statistics.components
+            mean = np.array([part.mean for part in parts])
+            scale = np.array([1 / part.std if part.std > _constant(part.mean) else 0.0 for part in parts])
+            scales[statistics.feature] = (mean, scale)
+    if not scales:
+        raise OptionError("normalize=True has nothing to do: no feature along time is a float; build with --dtype")
+
+    def normalize(batch: Batch) -> Batch:
+        done = dict(batch)
+        for name, (mean, scale) in scales.items():
+            values = batch[name]
+            wide = tf.float64 if values.dtype == tf.float64 else tf.float32  # of narrower ones too
+            mean_, scale_ = (numbers[0] if values.shape.rank == 2 else numbers for numbers in (mean, scale))
+            scaled = (tf.cast(values, wide) - tf.constant(mean_, wide)) * tf.constant(scale_, wide)
+            if "mask" in batch:
+                rank = values.shape.rank
+                real = tf.reshape(batch["mask"], [-1, values.shape[1], *[1] * (rank - 2)])
+                scaled = tf.where(real, scaled, tf.zeros((), wide))
+            done[name] = tf.cast(scaled, values.dtype)
+        return done
+
+    return tf.autograph.experimental.do_not_convert(normalize)  # type: ignore[no-any-return]
+
+
+def _constant(mean: float) -> float:
+    """A deviation that rounding alone may leave of a constant."""
+    return abs(mean) * 2.0**-50

@@ -1,0 +1,179 @@
+"""Windows copied from mapped shards into arrays: what reading spends its time on.
+
+Rows of a shard are its windows, numbered through its records. Where a record holds several windows, they are cut from
+its steps here, as late as can be.
+"""
+
+import errno
+import mmap
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ShardError
+from .features import Feature
+from .manifest import Manifest, Shard, Split
+from .record import EPISODE, START, VALID, Field
+
+Int64s = NDArray[np.int64]
+
+# Windows this large are copied one by one. Smaller ones that have a record each are taken with it, in blocks that stay
+# in the second-level cache, since `take` into given memory is the fastest copy of scattered rows that NumPy has.
+_LARGE_WINDOW = 2**14
+_BLOCK_BYTES = 2**17
+
+
+def columns_of(manifest: Manifest, provenance: bool = False) -> tuple[Feature, ...]:
+    """What a window is read as: its features, `valid` where it may be padded, `episode` and `start` if asked for."""
+    padded = (VALID,) if manifest.window.tail == "pad" else ()
+    return (*manifest.features, *padded, *((EPISODE, START) if provenance else ()))
+
+
+class Gatherer:
+    """Copies windows of a split, wherever they lie, into arrays. Safe to call from several threads.
+
+    It keeps up to `maps` shards mapped, each of which holds a file descriptor.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, split: Split, columns: Sequence[Feature], maps: int) -> None:
+        self._layout, self._spec, self._columns = manifest.layout, manifest.window, columns
+        self._fields = [manifest.layout.field(column.name) for column in columns]
+        shared = self._spec.per_record > 1
+        kind: Any = _SharedRecords if shared else _Records
+        self._shard = lru_cache(maxsize=maps)(lambda i: kind(folder, manifest, split.shards[i]))
+        self._local = threading.local()
+        self._block = max(1, _BLOCK_BYTES // self._layout.record_bytes)
+        whole = 2 * sum(column.nbytes for column in columns) >= self._layout.record_bytes < _LARGE_WINDOW
+        self._copy = self._copy_shared if shared else self._copy_blocks if whole else self._copy_fields
+
+    def gather(self, shards: Int64s, rows: Int64s, outs: Sequence[np.ndarray]) -> None:
+        """outs[c][j] = column c of window rows[j] of shard shards[j]; outs[c] is a contiguous (n, *shape of c)."""
+        narrow = np.min_scalar_type(int(shards.max()))  # NumPy sorts 8 and 16 bits several times faster than 64
+        order = np.argsort(shards.astype(narrow), kind="stable")
+        ends = np.flatnonzero(np.diff(shards[order], append=-1)) + 1
+        begin = 0
+        for end in ends.tolist():
+            chosen = order[begin:end]
+            self._copy(self._shard(int(shards[chosen[0]])), rows[chosen], chosen, outs)
+            begin = end
+
+    def _copy_fields(self, shard: "_Records", rows: Int64s, places: Int64s, outs: Sequence[np.ndarray]) -> None:
+        for field, out in zip(self._fields, outs, strict=True):
+            data = shard.records[:, field.offset : field.offset + field.nbytes]
+            if field.nbytes < _LARGE_WINDOW:
+                out[places] = field.of(data[rows])
+                continue
+            raw = _bytes(out)
+            for place, row in zip(places.tolist(), rows.tolist(), strict=True):
+                raw[place] = data[row]
+
+    def _copy_blocks(self, shard: "_Records", rows: Int64s, places: Int64s, outs: Sequence[np.ndarray]) -> None:
+        room = getattr(self._local, "room", None)
+        if room is None:
+            room = self._local.room = np.empty((self._block, self._layout.record_bytes), np.uint8)
+        targets = [
+            out if field.encoding == "varint" else _bytes(out) for field, out in zip(self._fields, outs, strict=True)
+        ]
+        for at in range(0, len(rows), self._block):
+            some = rows[at : at + self._block]
+            taken = room[: len(some)]
+            shard.records.take(some, axis=0, out=taken, mode="clip")  # in bounds; "raise" would copy through a buffer
+            for field, target in zip(self._fields, targets, strict=True):
+                raw = taken[:, field.offset : field.offset + field.nbytes]
+                target[places[at : at + self._block]] = field.of(raw) if field.encoding == "varint" else raw
+
+    def _copy_shared(self, shard: "_SharedRecords", rows: Int64s, places: Int64s, outs: Sequence[np.ndarray]) -> None:
+        records, offsets = shard.find(rows)
+        for column, field, out in zip(self._columns, self._fields, outs, strict=True):
+            if column.shape == ():
+                out[places] = shard.numbers(column, records, offsets)
+            elif column.nbytes < _LARGE_WINDOW:
+                out[places] = shard.windows(field, column)[records, offsets]
+            else:
+                windows = shard.windows(field, column)
+                for place, record, offset in zip(places.tolist(), records.tolist(), offsets.tolist(), strict=True):
+                    out[place] = windows[record, offset]
+
+
+class _Records:
+    """A mapped shard: `records` is a read-only (n, record_bytes) uint8 array."""
+
+    def __init__(self, folder: Path, manifest: Manifest, shard: Shard) -> None:
+        self._layout, self._spec = manifest.layout, manifest.window
+        self._mapped = _map_shard(folder, shard)
+        self.records = np.frombuffer(self._mapped, np.uint8).reshape(shard.records, self._layout.record_bytes)
+
+
+class _SharedRecords(_Records):
+    """A mapped shard whose records hold several windows each."""
+
+    def __init__(self, folder: Path, manifest: Manifest, shard: Shard) -> None:
+        super().__init__(folder, manifest, shard)
+        self._integers: dict[str, Int64s] = {}
+        count, valid = self._integer("count"), self._integer("valid")
+        self._ends = np.cumsum(count)
+        possible = (count > 0) & (valid > 0) & (valid <= self._spec.record_steps)
+        possible &= count <= np.minimum(self._spec.count(valid), self._spec.per_record)
+        if self._ends[-1] != shard.windows or not possible.all():
+            raise ShardError(
+                f"shard {folder / shard.file} is damaged: it does not hold {shard.windows} windows as the manifest has"
+                " them; copy or build the dataset again"
+            )
+
+    def find(self, rows: Int64s) -> tuple[Int64s, Int64s]:
+        """(record, first step in it) of each window."""
+        records = np.searchsorted(self._ends, rows, side="right")
+        index = rows - (self._ends - self._integer("count"))[records]
+        return records, self._spec.start(index, self._integer("valid")[records])
+
+    def numbers(self, column: Feature, records: Int64s, offsets: Int64s) -> np.ndarray:
+        """What windows at these places have as one number of theirs."""
+        if column == VALID:
+            left = self._integer("valid")[records] - offsets  # steps to the end of what is real
+            valid: Int64s = np.minimum(-(-left // self._spec.stride), self._spec.length)
+            return valid
+        if column in (EPISODE, START):
+            return self._integer(column.name)[records] + (offsets if column == START else 0)
+        return self._layout.field(column.name).values(self.records)[records]
+
+    def windows(self, field: Field, column: Feature) -> np.ndarray:
+        """Every window that could be cut from the records: a view (records, first step, length, ...)."""
+        feature, nbytes = field.feature, self._layout.record_bytes
+        step_bytes = field.nbytes // feature.shape[0]
+        inner = [prod(feature.shape[i:]) * feature.numpy_dtype.itemsize for i in range(2, len(feature.shape) + 1)]
+        return np.ndarray(
+            (len(self.records), feature.shape[0] - self._spec.extent + 1, *column.shape),
+            feature.numpy_dtype,
+            self._mapped,
+            field.offset,
+            (nbytes, step_bytes, self._spec.stride * step_bytes, *inner),
+        )
+
+    def _integer(self, name: str) -> Int64s:
+        if name not in self._integers:
+            self._integers[name] = self._layout.field(name).values(self.records)
+        return self._integers[name]
+
+
+def _bytes(out: np.ndarray) -> NDArray[np.uint8]:
+    return out.view(np.uint8).reshape(len(out), -1) if out.ndim > 1 else out.reshape(-1, 1).view(np.uint8)
+
+
+def _map_shard(folder: Path, shard: Shard) -> mmap.mmap:
+    file = folder / shard.file
+    try:
+        with file.open("rb") as opened:
+            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:  # ValueError: an empty file
+        full = isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}
+        remedy = "allow more open files (ulimit -n)" if full else "copy the dataset again"
+        raise ShardError(f"shard {file} cannot be read: {error}; {remedy}") from error
+    if len(mapped) != shard.bytes:
+        raise ShardError(f"shard {file} has changed since the dataset was opened; open it again")
+    return mapped
