@@ -6,7 +6,6 @@ the shards that it is given. So the job's graph and its messages stay small howe
 
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from shards.episode_table import EpisodeRow, format_episodes
 from shards.features import Feature
 from shards.manifest import FORMAT_VERSION, Manifest, Shard, Source, Split, Splitting, format_manifest
 from shards.naming import EPISODES, FEATURES, ShardName
@@ -33,11 +33,6 @@ from .write import Recipe, ShardTask, SourceEpisode, Span
 STAGING = "incomplete.tmp"
 _DRAFT, _TASKS, _TASK_INDEX = "draft.json", "tasks.jsonl", "tasks.index.json"
 _NO_DIGEST = "0" * 64
-
-
-def _quoted(text: str) -> str:
-    """A field of a CSV file; csv.writer's rules for a carriage return differ between versions of Python."""
-    return '"' + text.replace('"', '""') + '"' if re.search('[",\r\n]', text) else text
 
 
 @dataclass(frozen=True)
@@ -122,13 +117,20 @@ class DatasetPlan:
         table = np.concatenate([*sections, np.stack([left_out, none - 1, none, none, none])], axis=1)
         names = [*(split.name for split in self.splits), ""]  # the last one is that of number -1
         steps = episodes.steps.tolist()
-        rows = ["episode,path,steps,split,begin,end,windows,group,left_out\n"]
-        for i, split, begin, end, windows in table[:, np.lexsort((table[2], table[0]))].T.tolist():
-            group = "" if self.groups is None or i in episodes.problems else _quoted(self.groups[i])
-            why = "" if windows else _quoted(episodes.problems.get(i, "shorter than one window"))
-            where = f"{names[split]},{begin},{end},{windows}"
-            rows.append(f"{i},{_quoted(episodes.paths[i])},{steps[i]},{where},{group},{why}\n")
-        return "".join(rows).encode(errors="surrogateescape")
+        return format_episodes(
+            EpisodeRow(
+                episode=i,
+                path=episodes.paths[i],
+                steps=steps[i],
+                split=names[split],
+                begin=begin,
+                end=end,
+                windows=windows,
+                group="" if self.groups is None else self.groups[i],
+                left_out="" if windows else episodes.problems.get(i, "shorter than one window"),
+            )
+            for i, split, begin, end, windows in table[:, np.lexsort((table[2], table[0]))].T.tolist()
+        )
 
     @cached_property
     def manifest(self) -> Manifest:

@@ -20,14 +20,12 @@ from shards.features import Feature
 from shards.keyed_hash import keyed_hash
 from shards.memory import Buffers
 from shards.moments import Moments, measure, merge
-from shards.record import Field, RecordLayout, record_layout
+from shards.record import INDEX, Field, RecordLayout, record_layout
 from shards.windows import Int64s, WindowSpec
 
 from .files import join, open_file, write_file
 from .npy import NpyError
 from .source import Form, SourceHeader, open_source, read_source_header
-
-_INDEX = ("episode", "start", "count", "valid")  # of each record, besides the features
 
 
 class SourceEpisode(NamedTuple):
@@ -157,7 +155,7 @@ def make_shard(recipe: Recipe, task: ShardTask) -> Shard:
     begins = dict(zip(task.spans, np.cumsum([0, *counts]).tolist(), strict=False))
     records = _memory(recipe.shard_bytes).array((len(rows), layout.record_bytes), np.dtype(np.uint8))
     layout.write_constants(records)
-    index = {name: np.empty(len(rows), np.int64) for name in _INDEX if name in layout}
+    index = {name: np.empty(len(rows), np.int64) for name in INDEX if name in layout}
     measures = Measures(recipe, task.measured)
     for number, spans in groupby(sorted(task.spans), key=itemgetter(0)):  # an episode is opened once
         episode = task.episodes[number]

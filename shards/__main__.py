@@ -1,4 +1,4 @@
-"""The command `python -m shards info`."""
+"""The commands `python -m shards info` and `python -m shards verify`."""
 
 import argparse
 import json
@@ -10,6 +10,7 @@ from .command import Command, run_command
 from .manifest import Manifest, feature_documents, load_manifest, window_document
 from .moments import statistics_document
 from .text import format_bytes, format_table, format_window
+from .verify import verify
 
 _COMPONENTS = 16  # that are listed one by one; --json lists all
 
@@ -22,12 +23,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     info.add_argument("path", metavar="DIR", help="the dataset's folder")
     info.add_argument("--json", action="store_true", help="print JSON")
     info.set_defaults(run=_info)
+    check = commands.add_parser("verify", help="prove that a dataset is what it says", allow_abbrev=False)
+    check.add_argument("path", metavar="DIR", help="the dataset's folder")
+    check.set_defaults(run=_verify)
     return run_command(parser, arguments)
 
 
 def _info(parsed: argparse.Namespace) -> int:
     manifest = load_manifest(parsed.path)
     print(json.dumps(describe(manifest), indent=1) if parsed.json else format_info(manifest))
+    return 0
+
+
+def _verify(parsed: argparse.Namespace) -> int:
+    faults = verify(parsed.path)
+    for fault in faults:
+        print(fault)
+    if faults:
+        print(f"{parsed.path}: {len(faults)} faults; copy or build the dataset again", file=sys.stderr)
+        return 1
+    manifest = load_manifest(parsed.path)
+    grouped = "" if manifest.splitting.group_by is None else ", and no group,"
+    shards = sum(len(split.shards) for split in manifest.splits)
+    print(
+        f"{parsed.path} is whole: {manifest.windows:,} windows in {shards:,} shards,"
+        f" each as the manifest has it; no step{grouped} is in two splits"
+    )
     return 0
 
 

@@ -1,21 +1,18 @@
 """Random access to a dataset's windows with NumPy alone: `open_dataset(path)["train"][i]`."""
 
-import csv
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .errors import ManifestError, ShardError
+from .episode_table import episode_paths, read_episodes
+from .errors import ShardError
 from .features import Feature
 from .gather import Gatherer, columns_of
 from .manifest import Manifest, Split, load_manifest
-from .naming import EPISODES
 from .record import EPISODE, START
 
 # Each mapped shard holds a file descriptor, of which a process often may have 1024.
@@ -61,7 +58,7 @@ class Dataset(Mapping[str, "Windows"]):
     @cached_property
     def episode_paths(self) -> tuple[str, ...]:
         """The path of each episode below the input root, by the number that windows give as `episode`."""
-        return read_episode_paths(self.folder, self.manifest)
+        return episode_paths(read_episodes(self.folder, self.manifest))
 
 
 class Windows:
@@ -108,7 +105,7 @@ class Windows:
 
     @cached_property
     def _episode_paths(self) -> tuple[str, ...]:
-        return read_episode_paths(self._folder, self._manifest)
+        return episode_paths(read_episodes(self._folder, self._manifest))
 
     def _indices(self, index: Any) -> tuple[NDArray[np.int64], bool]:
         if isinstance(index, slice):
@@ -131,19 +128,6 @@ class Windows:
             gatherer = self._gatherer(tuple(columns))
             gatherer.gather(shards, indices - self.split.firsts[shards], outs)
         return {column.name: out for column, out in zip(columns, outs, strict=True)}
-
-
-def read_episode_paths(folder: Path, manifest: Manifest) -> tuple[str, ...]:
-    """The path of each episode of a dataset, by its number; ManifestError if episodes.csv is not the manifest's."""
-    file = folder / EPISODES
-    try:
-        text = file.read_bytes()
-    except OSError as error:
-        raise ManifestError(f"{file} cannot be read: {error.strerror}; copy the dataset again") from error
-    if sha256(text).hexdigest() != manifest.episodes_sha256:
-        raise ManifestError(f"{file} is not the file that the manifest describes; copy the dataset again")
-    lines = csv.DictReader(io.StringIO(text.decode(errors="surrogateescape"), newline=""))
-    return tuple(line["path"] for line in lines)
 
 
 def check_shards(folder: Path, split: Split) -> None:

@@ -106,7 +106,7 @@ class _Records:
 
     def __init__(self, folder: Path, manifest: Manifest, shard: Shard) -> None:
         self._layout, self._spec = manifest.layout, manifest.window
-        self._mapped = _map_shard(folder, shard)
+        self._mapped = map_shard(folder, shard)
         self.records = np.frombuffer(self._mapped, np.uint8).reshape(shard.records, self._layout.record_bytes)
 
 
@@ -165,7 +165,8 @@ def _bytes(out: np.ndarray) -> NDArray[np.uint8]:
     return out.view(np.uint8).reshape(len(out), -1) if out.ndim > 1 else out.reshape(-1, 1).view(np.uint8)
 
 
-def _map_shard(folder: Path, shard: Shard) -> mmap.mmap:
+def map_shard(folder: Path, shard: Shard) -> mmap.mmap:
+    """The bytes of a local shard as a read-only memory map."""
     file = folder / shard.file
     try:
         with file.open("rb") as opened:

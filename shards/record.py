@@ -28,6 +28,8 @@ _MAX_DATA_BYTES = 2**28  # a window's array; its length then fits four bytes, an
 _ALIGNMENT = 4  # of records, and of the data in them
 _INDEX_BYTES = {"episode": 5, "count": 5, "valid": 5, "start": 6}
 _INTEGER_BYTES = 10  # any int64
+#: What a record may have besides its features.
+INDEX = tuple(_INDEX_BYTES)
 
 MAX_EPISODES = 2 ** (7 * _INDEX_BYTES["episode"])
 MAX_STEPS = 2 ** (7 * _INDEX_BYTES["start"])

@@ -1,3 +1,4 @@
+import base64
 import os
 import subprocess
 import sys
@@ -12,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import BuildOptions, plan, write
+from pipeline import BuildOptions, plan, source
 from pipeline.episodes import survey
 from pipeline.inputs import find_episodes
-from pipeline.write import Recipe, ShardDone, ShardTask, SourceEpisode, Span, make_records, write_shard
+from pipeline.write import Recipe, ShardTask, SourceEpisode, Span, make_shard, write_shard
 from shards import EpisodeError, Feature
 from shards.features import DTYPES
+from shards.windows import WindowSpec
 
 LENGTH, SHIFT = 5, 2
 KEY = (7, 2, 0, 0)
@@ -53,13 +55,29 @@ def recipe_of(
     for i, episode in enumerate(episodes):
         np.save(folder / f"in/{i:03d}.npy", episode)
     table = survey(find_episodes([str(folder / "in")]))
-    rows = zip(table.paths, table.steps, table.offsets, table.big_endian, table.fortran_order, strict=True)
+    rows = zip(table.paths, table.steps.tolist(), table.form.tolist(), table.offsets.tolist(), strict=True)
     sources = {
-        i: SourceEpisode(path, int(steps), int(offset), bool(big), bool(fortran))
-        for i, (path, steps, offset, big, fortran) in enumerate(rows)
+        i: SourceEpisode(path, steps, form, tuple(offsets), 0, steps, ())
+        for i, (path, steps, form, offsets) in enumerate(rows)
     }
-    feature = Feature("window", table.dtype, (length, *table.step_shape))
-    return Recipe(table.root, str(folder), feature, length, shift, shard_bytes=2**22), sources
+    (window,) = table.arrays
+    assert window.shape is not None
+    recipe = Recipe(
+        root=table.root,
+        staging=str(folder),
+        spec=WindowSpec(length, shift),
+        features=(Feature(window.name, window.dtype, (length, *window.shape)),),
+        labels=(),
+        picked=None,
+        forms=table.forms,
+        fail_nonfinite=False,
+        shard_bytes=2**22,
+    )
+    return recipe, sources
+
+
+def make_records(recipe: Recipe, task: ShardTask) -> np.ndarray:
+    return make_shard(recipe, task).records
 
 
 @pytest.fixture
@@ -69,7 +87,7 @@ def prepare(tmp_path: Path) -> Prepare:
 
 def task_of(spans: list[Span], sources: Sources, key: tuple[int, ...] = KEY) -> ShardTask:
     named = {span.episode: sources[span.episode] for span in spans}
-    return ShardTask("d-train.tfrecord-00000-of-00001", key, tuple(spans), named)
+    return ShardTask("d-train.tfrecord-00000-of-00001", key, True, tuple(spans), named)
 
 
 def read_back(recipe: Recipe, records: np.ndarray) -> Found:
@@ -115,7 +133,7 @@ def test_windows_are_the_slices_of_the_episodes_bit_for_bit(
 
     records = make_records(recipe, task_of(spans, sources))
 
-    assert recipe.feature == Feature("window", dtype, (LENGTH, *step_shape))
+    assert recipe.features == (Feature("window", dtype, (LENGTH, *step_shape)),)
     assert sorted(read_back(recipe, records)) == slices(spans, arrays)
 
 
@@ -128,7 +146,7 @@ def test_a_large_fortran_range_is_read_column_by_column(
     recipe, sources = prepare([stored(array, "F", big_endian) for array in arrays])
     task = task_of([Span(0, 3, 9), Span(1, 0, 18), Span(0, 15, 1)], sources)
     in_one_read = make_records(recipe, task)
-    monkeypatch.setattr(write, "_ONE_READ_BYTES", 0)
+    monkeypatch.setattr(source, "_ONE_READ_BYTES", 0)
 
     column_by_column = make_records(recipe, task)
 
@@ -192,13 +210,19 @@ def test_the_order_within_a_shard_is_pinned_and_keyed(prepare: Prepare) -> None:
 
 
 def test_a_shard_is_written_whole_and_described(prepare: Prepare, tmp_path: Path) -> None:
-    recipe, sources = prepare([random_values("float32", (20, 3))])
+    array = random_values("float32", (20, 3))
+    recipe, sources = prepare([array])
     task = task_of([Span(0, 0, 8)], sources)
 
     done = write_shard(recipe, task)
 
     data = (tmp_path / task.file).read_bytes()
-    assert done == ShardDone(task.file, 8, 8 * recipe.layout.record_bytes, sha256(data).hexdigest(), "")
+    (moments,) = make_shard(recipe, task).moments.values()
+    text = base64.b64encode(moments.to_bytes()).decode()
+    nbytes = 8 * recipe.layout.record_bytes
+    assert done[:5] == (task.file, 8, nbytes, sha256(data).hexdigest(), "")
+    assert done.moments == (("window", text),)
+    assert moments.count.tolist() == [19 - (~np.isfinite(array[:19])).sum(axis=0)[i] for i in range(3)]
     assert data == make_records(recipe, task).tobytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == [task.file, "in"]
 
@@ -268,21 +292,43 @@ paths = st.text(st.characters(exclude_characters="\0"), max_size=9)
 
 @given(
     key=st.lists(st.integers(0, 2**63 - 1), max_size=4).map(tuple),
+    measured=st.booleans(),
     spans=st.lists(st.tuples(st.integers(0, 2**35 - 1), st.integers(0, 2**42), st.integers(1, 9)), max_size=4),
     path=st.one_of(paths, st.binary(max_size=5).map(os.fsdecode)),
-    numbers=st.tuples(st.integers(0, 2**42), st.integers(0, 2**20), st.booleans(), st.booleans()),
+    numbers=st.tuples(
+        st.integers(0, 2**42),
+        st.integers(0, 2**20),
+        st.lists(st.integers(0, 2**62), max_size=3).map(tuple),
+        st.integers(0, 2**42),
+        st.integers(0, 2**42),
+    ),
+    labels=st.lists(st.one_of(st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False)), max_size=3).map(tuple),
 )
 def test_a_task_comes_back_from_its_line(
-    key: tuple[int, ...], spans: list[tuple[int, int, int]], path: str, numbers: tuple[int, int, bool, bool]
+    key: tuple[int, ...],
+    measured: bool,
+    spans: list[tuple[int, int, int]],
+    path: str,
+    numbers: tuple[int, int, tuple[int, ...], int, int],
+    labels: tuple[int | float, ...],
 ) -> None:
-    episodes = {span[0]: SourceEpisode(path, *numbers) for span in spans}
-    task = ShardTask("d-train.tfrecord-00000-of-00001", key, tuple(Span(*span) for span in spans), episodes)
+    episodes = {span[0]: SourceEpisode(path, *numbers, labels) for span in spans}
+    task = ShardTask("d-train.tfrecord-00000-of-00001", key, measured, tuple(Span(*span) for span in spans), episodes)
 
     line = task.to_json()
 
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
-    assert ShardTask.from_json(line) == task
+    back = ShardTask.from_json(line)
+    assert back == task
+    assert repr(back) == repr(task)  # 1 stays 1, and 1.0 stays 1.0
+
+
+def test_a_label_that_is_not_a_number_comes_back_from_its_line() -> None:
+    labels = (float("nan"), float("inf"), float("-inf"), -0.0)
+    task = ShardTask("f", (1,), True, (Span(0, 0, 1),), {0: SourceEpisode("a.npy", 9, 0, (128,), 0, 9, labels)})
+
+    assert repr(ShardTask.from_json(task.to_json())) == repr(task)
 
 
 def test_an_episode_larger_than_memory_is_written_shard_by_shard(tmp_path: Path) -> None:
@@ -318,12 +364,12 @@ def test_fortran_order_is_read_about_once(tmp_path: Path, monkeypatch: pytest.Mo
     np.save(tmp_path / "in" / "a.npy", np.asfortranarray(np.zeros((2**18, 16), np.float32)))
     planned = plan(BuildOptions((str(tmp_path / "in"),), str(tmp_path / "out"), window_length=64, shift=64))
     (task,) = planned.tasks()
-    read, real = [0], write._read
+    read, real = [0], source._read
 
     def count(opened: Any, begin: int, count: int, dtype: Any) -> np.ndarray:
         read[0] += count * dtype.itemsize
         return real(opened, begin, count, dtype)
 
-    monkeypatch.setattr(write, "_read", count)
+    monkeypatch.setattr(source, "_read", count)
     make_records(planned.recipe, task)
     assert read[0] < 2 * 2**24

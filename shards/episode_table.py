@@ -1,0 +1,102 @@
+"""`episodes.csv`: every episode file that was found, which of its steps each split has, and why it was left out."""
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+from .errors import ManifestError
+from .manifest import Manifest
+from .naming import EPISODES
+
+
+class EpisodeRow(NamedTuple):
+    """A section of an episode: `split` has the steps [begin, end) of its `steps`, and `windows` windows of them.
+
+    Of an episode that is left out there is one row, with an empty `split` and `left_out` saying why. `episode` is its
+    number, `path` where it lies below the input root, `group` what it has in common with others, or empty.
+    """
+
+    episode: int
+    path: str
+    steps: int
+    split: str
+    begin: int
+    end: int
+    windows: int
+    group: str
+    left_out: str
+
+
+def format_episodes(rows: Iterable[EpisodeRow]) -> bytes:
+    """The bytes of episodes.csv."""
+    lines = [",".join(EpisodeRow._fields) + "\n"]
+    for episode, path, steps, split, begin, end, windows, group, left_out in rows:
+        where = f"{steps},{split},{begin},{end},{windows}"
+        lines.append(f"{episode},{_quoted(path)},{where},{_quoted(group)},{_quoted(left_out)}\n")
+    return "".join(lines).encode(errors="surrogateescape")
+
+
+def _quoted(text: str) -> str:
+    """A field of a CSV file; csv.writer's rules for a carriage return differ between versions of Python."""
+    return '"' + text.replace('"', '""') + '"' if re.search('[",\r\n]', text) else text
+
+
+def parse_episodes(data: bytes, file: str = EPISODES) -> Iterator[EpisodeRow]:
+    """The inverse of `format_episodes`; ManifestError for what it cannot have made."""
+    lines = csv.reader(io.StringIO(data.decode(errors="surrogateescape"), newline=""), strict=True)
+    try:
+        if tuple(next(lines, ())) != EpisodeRow._fields:
+            raise ValueError(f"its header is not {','.join(EpisodeRow._fields)}")
+        for episode, path, steps, split, begin, end, windows, group, left_out in lines:
+            yield EpisodeRow(int(episode), path, int(steps), split, int(begin), int(end), int(windows), group, left_out)
+    except (ValueError, csv.Error) as error:
+        raise ManifestError(f"{file} is damaged, near line {lines.line_num}: {error}; copy the dataset again") from None
+
+
+def read_episodes(folder: Path, manifest: Manifest) -> list[EpisodeRow]:
+    """The rows of a dataset's episodes.csv; ManifestError unless it is the file that the manifest describes."""
+    file = folder / EPISODES
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise ManifestError(f"{file} cannot be read: {error.strerror}; copy the dataset again") from error
+    if sha256(data).hexdigest() != manifest.episodes_sha256:
+        raise ManifestError(f"{file} is not the file that the manifest describes; copy the dataset again")
+    return list(parse_episodes(data, str(file)))
+
+
+def episode_paths(rows: Sequence[EpisodeRow]) -> tuple[str, ...]:
+    """The path of each episode, by its number."""
+    paths = {row.episode: row.path for row in rows}
+    return tuple(paths[number] for number in range(len(paths)))
+
+
+def find_leaks(rows: Sequence[EpisodeRow]) -> list[str]:
+    """What more than one split has: every step of an episode, and every group, that is not in a single one.
+
+    >>> row = EpisodeRow(0, "a.npy", 9, "train", 0, 6, 3, "", "")
+    >>> find_leaks([row, row._replace(split="test", begin=5, end=9)])
+    ['a.npy: steps [5, 6) are in train and test']
+    """
+    used = sorted((row for row in rows if row.split), key=lambda row: (row.episode, row.begin, row.end))
+    leaks = []
+    last: EpisodeRow | None = None  # of the sections of this episode so far, the one that reaches furthest
+    for row in used:
+        if last is None or row.episode != last.episode:
+            last = row
+            continue
+        if row.begin < last.end:
+            both = f"[{row.begin}, {min(row.end, last.end)})"
+            leaks.append(f"{row.path}: steps {both} are in {last.split} and {row.split}")
+        last = max(last, row, key=lambda each: each.end)
+    splits: dict[str, list[str]] = {}
+    for row in used:
+        known = splits.setdefault(row.group, [])
+        if row.group and row.split not in known:
+            known.append(row.split)
+    leaks += [f"group {group!r} is in {' and '.join(known)}" for group, known in splits.items() if len(known) > 1]
+    return leaks
