@@ -23,6 +23,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory, save_episodes: SaveEpisodes
     folder = tmp_path_factory.mktemp("readme")
     random = np.random.default_rng(0)
     save_episodes(folder / "episodes", [random.standard_normal((200 + i, 2)).astype(np.float32) for i in range(20)])
+    recordings = {f"{speaker}/{i}": random.standard_normal((20, 3)) for speaker in range(6) for i in range(3)}
+    save_episodes(folder / "recordings", recordings)
+    rows = [f"{name}.npy,speaker{name[0]}" for name in recordings]
+    (folder / "labels.csv").write_text("\n".join(["path,speaker", *rows]) + "\n")
     return folder
 
 
@@ -33,6 +37,8 @@ def test_the_readme_holds_these_commands() -> None:
         ["python", "-m", "pipeline", "plan"],
         ["python", "-m", "pipeline", "build"],
         ["python", "-m", "shards", "info"],
+        ["python", "-m", "pipeline", "build"],
+        ["python", "-m", "shards", "verify"],
     ]
     assert len(CODE) == 3
     assert "SPEED_TABLE" not in README

@@ -10,15 +10,18 @@ from hypothesis import strategies as st
 
 from shards.features import DTYPES, Feature
 from shards.record import (
+    COUNT,
     EPISODE,
     MAX_EPISODES,
     MAX_STEPS,
     START,
+    VALID,
     RecordLayout,
     decode_varints,
     encode_varints,
     record_layout,
 )
+from shards.windows import WindowSpec
 
 
 def crc32c_bit_by_bit(data: bytes) -> int:
@@ -87,14 +90,24 @@ def read_example(data: bytes) -> dict[str, tuple[str, bytes]]:
     return found
 
 
-def write_records(layout: RecordLayout, data: list[np.ndarray], episode: list[int], start: list[int]) -> np.ndarray:
-    """Finished records of n windows, one (n, *shape) array a feature."""
+def layout_of(*features: Feature) -> RecordLayout:
+    """The layout of records of one window each, as long as the first feature."""
+    return record_layout(features, WindowSpec(features[0].shape[0], 1))
+
+
+def write_records(
+    layout: RecordLayout, data: list[np.ndarray], episode: list[int], start: list[int], **integers: list[int]
+) -> np.ndarray:
+    """Finished records of n windows, one (n, *stored shape) array a feature, and more integers by name."""
     records = np.empty((len(episode), layout.record_bytes), np.uint8)
     layout.write_constants(records)
     for field, values in zip(layout.data_fields, data, strict=True):
-        field.values(records)[...] = values
-    layout.write_integers(records, "episode", np.array(episode, np.int64))
-    layout.write_integers(records, "start", np.array(start, np.int64))
+        if field.encoding == "varint":
+            layout.write_integers(records, field.feature.name, values)
+        else:
+            field.values(records)[...] = values
+    for name, numbers in {"episode": episode, "start": start, **integers}.items():
+        layout.write_integers(records, name, np.array(numbers, np.int64))
     layout.write_checksums(records)
     return records
 
@@ -130,7 +143,7 @@ def test_a_features_bytes_are_counted(feature: Feature, nbytes: int) -> None:
 
 
 def test_a_record_is_pinned_byte_for_byte() -> None:
-    layout = record_layout([Feature("window", "int16", (3,))])
+    layout = layout_of(Feature("window", "int16", (3,)))
 
     records = write_records(layout, [np.array([[1, 2, -1]])], [5], [300])
 
@@ -143,7 +156,7 @@ def test_a_record_is_pinned_byte_for_byte() -> None:
 
 
 def test_the_fields_say_where_the_values_lie() -> None:
-    layout = record_layout([Feature("window", "int16", (3,))])
+    layout = layout_of(Feature("window", "int16", (3,)))
     records = write_records(layout, [np.array([[1, 2, -1]])], [5], [300])
 
     assert [(field.feature.name, field.encoding, field.nbytes) for field in layout.fields] == [
@@ -160,7 +173,7 @@ def test_the_fields_say_where_the_values_lie() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1,), (4,), (3, 2), (2, 3, 5), (40, 7)])
 def test_every_dtype_comes_back_bit_for_bit(dtype: str, shape: tuple[int, ...]) -> None:
-    layout = record_layout([Feature("window", dtype, shape)])
+    layout = layout_of(Feature("window", dtype, shape))
     values = random_values(dtype, (3, *shape))
 
     records = write_records(layout, [values], [0, 1, 2], [7, 8, 9])
@@ -175,7 +188,7 @@ def test_every_dtype_comes_back_bit_for_bit(dtype: str, shape: tuple[int, ...]) 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_record_is_a_tensorflow_example(dtype: str) -> None:
     values = random_values(dtype, (2, 5, 3))
-    layout = record_layout([Feature("window", dtype, (5, 3))])
+    layout = layout_of(Feature("window", dtype, (5, 3)))
 
     file = write_records(layout, [values], [3, 2**33], [0, 2**40]).tobytes()
 
@@ -189,8 +202,8 @@ def test_a_record_is_a_tensorflow_example(dtype: str) -> None:
 
 
 def test_a_record_may_hold_several_arrays() -> None:
-    layout = record_layout(
-        [Feature("image", "uint8", (2, 3)), Feature("action", "float32", (2,)), Feature("x", "float64", (2,))]
+    layout = layout_of(
+        Feature("image", "uint8", (2, 3)), Feature("action", "float32", (2,)), Feature("x", "float64", (2,))
     )
     data = [random_values("uint8", (4, 2, 3)), random_values("float32", (4, 2)), random_values("float64", (4, 2))]
 
@@ -216,7 +229,7 @@ def test_a_record_may_hold_several_arrays() -> None:
     )
 )
 def test_data_and_records_begin_at_multiples_of_four(sizes: list[tuple[int, int]]) -> None:
-    layout = record_layout([Feature("a" * name, "uint8", (nbytes,)) for name, nbytes in sizes])
+    layout = layout_of(*(Feature("a" * name, "uint8", (1, nbytes)) for name, nbytes in sizes))
 
     assert [field.offset % 4 for field in layout.data_fields] == [0] * len(sizes)
     assert layout.record_bytes % 4 == 0
@@ -225,7 +238,7 @@ def test_data_and_records_begin_at_multiples_of_four(sizes: list[tuple[int, int]
 @pytest.mark.parametrize("around", [0, 2**14, 2**21])
 def test_a_window_of_any_size_begins_at_a_multiple_of_four(around: int) -> None:
     sizes = range(max(1, around - 140), around + 140)
-    layouts = {size: record_layout([Feature("window", "uint8", (size,))]) for size in sizes}
+    layouts = {size: layout_of(Feature("window", "uint8", (size,))) for size in sizes}
 
     askew = [size for size, layout in layouts.items() if layout.fields[0].offset % 4 or layout.record_bytes % 4]
 
@@ -234,7 +247,7 @@ def test_a_window_of_any_size_begins_at_a_multiple_of_four(around: int) -> None:
 
 @pytest.mark.parametrize("nbytes", [1, 95, 112, 113, 127, 128, 16_365, 16_383, 16_384, 70_000])
 def test_lengths_of_any_width_are_read_by_a_parser(nbytes: int) -> None:
-    layout = record_layout([Feature("window", "uint8", (nbytes,))])
+    layout = layout_of(Feature("window", "uint8", (nbytes,)))
     values = random_values("uint8", (1, nbytes))
 
     (data,) = read_tfrecord(write_records(layout, [values], [1], [2]).tobytes())
@@ -243,7 +256,7 @@ def test_lengths_of_any_width_are_read_by_a_parser(nbytes: int) -> None:
 
 
 def test_no_records_are_an_empty_array() -> None:
-    layout = record_layout([Feature("window", "float32", (2,))])
+    layout = layout_of(Feature("window", "float32", (2,)))
 
     records = write_records(layout, [np.empty((0, 2), np.float32)], [], [])
 
@@ -252,7 +265,7 @@ def test_no_records_are_an_empty_array() -> None:
 
 
 def test_damage_to_any_byte_of_a_record_is_found() -> None:
-    layout = record_layout([Feature("window", "float32", (3,))])
+    layout = layout_of(Feature("window", "float32", (3,)))
     whole = write_records(layout, [np.ones((3, 3), np.float32)], [0, 1, 2], [0, 3, 6])
     assert layout.damaged(whole).tolist() == []
 
@@ -263,7 +276,7 @@ def test_damage_to_any_byte_of_a_record_is_found() -> None:
 
 
 def test_damage_is_found_in_rows_that_do_not_lie_side_by_side() -> None:
-    layout = record_layout([Feature("window", "float32", (3,))])
+    layout = layout_of(Feature("window", "float32", (3,)))
     records = write_records(layout, [np.ones((6, 3), np.float32)], list(range(6)), [0] * 6)
     records[4, 30] ^= 1
 
@@ -287,6 +300,29 @@ def test_integers_are_varints_of_a_fixed_width(value: int, width: int, encoded: 
     assert decode_varints(np.frombuffer(bytes.fromhex(encoded), np.uint8)[None]).tolist() == [value]
 
 
+@pytest.mark.parametrize(
+    ("value", "encoded"),
+    [
+        (0, "80 80 80 80 80 80 80 80 80 00"),
+        (-1, "ff ff ff ff ff ff ff ff ff 01"),
+        (-(2**63), "80 80 80 80 80 80 80 80 80 01"),
+        (2**63 - 1, "ff ff ff ff ff ff ff ff 7f"[:-2] + "ff 00"),
+    ],
+)
+def test_ten_bytes_hold_any_int64(value: int, encoded: str) -> None:
+    assert encode_varints(np.array([value]), 10).tobytes().hex(" ") == encoded
+    assert decode_varints(np.frombuffer(bytes.fromhex(encoded), np.uint8)[None]).tolist() == [value]
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5))
+def test_negative_integers_come_back(values: list[int]) -> None:
+    encoded = encode_varints(np.array(values, np.int64), 10)
+
+    assert encoded.shape == (len(values), 10)
+    assert decode_varints(encoded).tolist() == values
+    assert [read_varint(row.tobytes(), 0) for row in encoded] == [(value % 2**64, 10) for value in values]
+
+
 @given(width=st.integers(1, 9), data=st.data())
 def test_varints_come_back(width: int, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.integers(0, 2 ** (7 * width) - 1), max_size=5))
@@ -299,7 +335,7 @@ def test_varints_come_back(width: int, data: st.DataObject) -> None:
 
 
 def test_the_largest_episode_and_step_come_back() -> None:
-    layout = record_layout([Feature("window", "uint8", (1,))])
+    layout = layout_of(Feature("window", "uint8", (1,)))
 
     records = write_records(layout, [np.zeros((1, 1))], [MAX_EPISODES - 1], [MAX_STEPS - 1])
 
@@ -308,3 +344,135 @@ def test_the_largest_episode_and_step_come_back() -> None:
     assert layout.field("start").values(records).tolist() == [2**42 - 1]
     assert Feature("episode", "int64", ()) == EPISODE
     assert Feature("start", "int64", ()) == START
+
+
+def test_the_integers_of_a_record_are_what_its_windows_need() -> None:
+    feature = Feature("x", "uint8", (4,))
+
+    def names(spec: WindowSpec) -> list[str]:
+        return [field.feature.name for field in record_layout([feature], spec).fields]
+
+    assert names(WindowSpec(4, 2)) == names(WindowSpec(4, 2, 3, "align")) == ["x", "episode", "start"]
+    assert names(WindowSpec(4, 2, tail="pad")) == ["x", "episode", "valid", "start"]
+    assert names(WindowSpec(4, 2, per_record=2)) == ["x", "episode", "count", "valid", "start"]
+    assert names(WindowSpec(4, 2, tail="pad", per_record=2)) == ["x", "episode", "count", "valid", "start"]
+    assert (COUNT, VALID) == (Feature("count", "int64", ()), Feature("valid", "int64", ()))
+
+
+def test_a_record_of_several_windows_is_pinned_byte_for_byte() -> None:
+    features = [Feature("x", "int8", (2,)), Feature("y", "float32", ()), Feature("z", "int64", (), ("a", "b"))]
+    layout = record_layout(features, WindowSpec(2, 2, per_record=2))
+
+    data = [np.array([[1, 2, 3, -1]]), np.array([0.5]), np.array([-2])]
+    records = write_records(layout, data, [5], [300], count=[2], valid=[4])
+
+    assert records.tobytes().hex(" ", 4) == (
+        "PINNED"
+    )
+    assert {name: layout.field(name).values(records).tolist() for name in ("y", "z", "count", "valid")} == {
+        "y": [0.5],
+        "z": [-2],
+        "count": [2],
+        "valid": [4],
+    }
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_value_of_the_whole_episode_comes_back_bit_for_bit(dtype: str) -> None:
+    layout = layout_of(Feature("window", "uint8", (3,)), Feature("value", dtype, ()))
+    values = random_values(dtype, (4,))
+
+    records = write_records(layout, [np.ones((4, 3)), values], [0, 1, 2, 3], [0, 0, 0, 0])
+
+    read = layout.field("value").values(records)
+    assert (read.dtype, read.shape, read.tobytes()) == (DTYPES[dtype], (4,), values.tobytes())
+    assert layout.field("value").encoding == {"float32": "float_list", "int64": "varint"}.get(dtype, "bytes")
+    assert np.shares_memory(read, records) == (dtype != "int64")
+
+
+names = st.from_regex("[A-Za-z_][A-Za-z0-9_.-]{0,99}", fullmatch=True).filter(
+    lambda name: name not in {"episode", "start", "count", "valid"}
+)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[RecordLayout, list[Feature], WindowSpec]:
+    spec = WindowSpec(
+        draw(st.integers(1, 6)),
+        draw(st.integers(1, 8)),
+        draw(st.integers(1, 3)),
+        draw(st.sampled_from(["drop", "pad", "align"])),
+        draw(st.integers(1, 4)),
+    )
+    steps = st.lists(st.integers(1, 40), max_size=2).map(lambda shape: (spec.length, *shape))
+    features = draw(
+        st.lists(
+            st.builds(Feature, names, st.sampled_from([*DTYPES]), st.one_of(steps, st.just(()))),
+            min_size=1,
+            max_size=4,
+            unique_by=lambda feature: feature.name,
+        )
+    )
+    return record_layout(features, spec), features, spec
+
+
+@settings(max_examples=150, deadline=None)
+@given(made=layouts(), count=st.integers(1, 3), seed=st.integers(0, 99))
+def test_protocol_buffers_read_every_kind_of_record(
+    made: tuple[RecordLayout, list[Feature], WindowSpec], count: int, seed: int
+) -> None:
+    from tensorflow.train import Example
+
+    layout, features, spec = made
+    stored = [(spec.record_steps, *feature.shape[1:]) if feature.shape else () for feature in features]
+    data = [
+        random_values(feature.dtype, (count, *shape), seed) for feature, shape in zip(features, stored, strict=True)
+    ]
+    integers = {name: [seed + i for i in range(count)] for name in ("episode", "count", "valid", "start")}
+    integers = {name: numbers for name, numbers in integers.items() if name in layout}
+
+    records = write_records(layout, data, **integers)
+
+    assert layout.damaged(records).tolist() == []
+    assert layout.record_bytes % 4 == 0
+    assert [field.offset % 4 for field in layout.data_fields if field.encoding != "varint"] == [
+        0 for feature in features if (feature.dtype, feature.shape) != ("int64", ())
+    ]
+    assert {part.feature.name: part.feature.shape for part in layout.data_fields} == {
+        feature.name: shape for feature, shape in zip(features, stored, strict=True)
+    }
+    for row, serialized in enumerate(read_tfrecord(records.tobytes())):
+        assert [*read_example(serialized)] == [feature.name for feature in features] + [
+            name for name in ("episode", "count", "valid", "start") if name in integers
+        ]
+        found = Example.FromString(serialized).features.feature
+        assert found.keys() == {field.feature.name for field in layout.fields}
+        assert {name: found[name].int64_list.value[:] for name in integers} == {
+            name: [numbers[row]] for name, numbers in integers.items()
+        }
+        for feature, values in zip(features, data, strict=True):
+            if feature.dtype == "float32":  # Python floats may change the payload of a NaN: compare as numbers
+                read = np.array(found[feature.name].float_list.value, np.float32)
+                assert np.array_equal(read, values[row].ravel(), equal_nan=True)
+            elif (feature.dtype, feature.shape) == ("int64", ()):
+                assert found[feature.name].int64_list.value[:] == [int(values[row])]
+            else:
+                assert found[feature.name].bytes_list.value[:] == [values[row].tobytes()]
+
+
+@settings(max_examples=60, deadline=None)
+@given(made=layouts(), data=st.data())
+def test_nothing_but_values_integers_and_the_checksum_differs_between_records(
+    made: tuple[RecordLayout, list[Feature], WindowSpec], data: st.DataObject
+) -> None:
+    layout, _, _ = made
+    records = np.zeros((2, layout.record_bytes), np.uint8)
+    records[1] = 255
+    layout.write_constants(records)
+
+    free = np.flatnonzero(records[0] != records[1])
+
+    assert free.tolist() == [
+        *(place for field in layout.fields for place in range(field.offset, field.offset + field.nbytes)),
+        *range(layout.record_bytes - 4, layout.record_bytes),
+    ]
