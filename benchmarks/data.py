@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pipeline import BuildOptions, build
 from shards import Feature
 from shards.record import record_layout
+from shards.windows import WindowSpec
 
 _EPISODES = 32
 _SHARDS = 8
@@ -103,7 +104,9 @@ def window_bytes(data: Data) -> Counter[bytes]:
 def _make_episodes(shape: Shape, megabytes: float) -> tuple[NDArray[np.float32], ...]:
     """Noise, so that no two windows are alike; of uneven lengths, with steps left over at most ends."""
     random = np.random.default_rng(0)
-    record_bytes = record_layout([Feature("window", "float32", (shape.length,))]).record_bytes
+    record_bytes = record_layout(
+        [Feature("window", "float32", (shape.length,))], WindowSpec(shape.length, shape.shift)
+    ).record_bytes
     shares = random.uniform(0.5, 1.5, _EPISODES)
     windows = np.maximum(1, np.rint(megabytes * 1e6 / record_bytes * shares / shares.sum())).astype(int)
     steps = shape.length + (windows - 1) * shape.shift + random.integers(shape.shift, size=_EPISODES)

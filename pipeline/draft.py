@@ -160,8 +160,11 @@ class DatasetPlan:
             episodes_sha256=sha256(self.episodes_csv).hexdigest(),
             fingerprint=_NO_DIGEST,
         )
-        # The draft names all that the shards' bytes depend on, but for the values of episodes and labels.
-        return replace(draft, fingerprint=sha256(b"%d" % FORMAT_VERSION + format_manifest(draft)).hexdigest())
+        # The draft and the labels name all that the shards' bytes depend on, but for the episodes' values.
+        fingerprint = sha256(b"%d" % FORMAT_VERSION + format_manifest(draft))
+        for column in self.episodes.labels:
+            fingerprint.update(repr(column.values).encode())
+        return replace(draft, fingerprint=fingerprint.hexdigest())
 
     def tasks(self) -> Iterator[ShardTask]:
         """The task of each shard, split by split."""

@@ -30,7 +30,7 @@ class Episodes:
     `root` + paths[i] opens row i. Every usable row has the same `arrays`, which say how they are stored in the dataset;
     how they lie in its file is forms[form[i]], an array of the file from byte offsets[i, j] on. Where a file cannot be
     used, `problems` says why, and its `steps` are 0. steps, form: int64 (n,); offsets: int64 (n, most arrays of a
-    file). `labels` have a value a row; `unlabelled` are rows of the labels file for which there is no episode.
+    file). `labels` have a value a row; `unmatched` are paths in the labels file that are no episode's.
     """
 
     root: str
@@ -56,7 +56,18 @@ def survey(
     picked: Sequence[str] | None = None,
     casts: Mapping[str, str] | None = None,
 ) -> Episodes:
-    """Read the header of every file and make sure that the episodes agree in their arrays, dtypes and step shapes.
+    """Read the header of every file, and `tabulate` them."""
+    return tabulate(files, _read_headers(files, picked), on_error, picked, casts)
+
+
+def tabulate(
+    files: Sequence[EpisodeFile],
+    headers: Iterator[SourceHeader | NpyError],
+    on_error: OnError = "fail",
+    picked: Sequence[str] | None = None,
+    casts: Mapping[str, str] | None = None,
+) -> Episodes:
+    """Make sure that the episodes agree in their arrays, dtypes and step shapes.
 
     Only the `picked` arrays are looked at, in this order; all, by name, if None. `casts` are the dtypes to store some
     of them as. With on_error="skip", files that cannot be used, and those that disagree with the largest group, become
@@ -65,7 +76,7 @@ def survey(
     """
     if len(files) >= MAX_EPISODES:
         raise EpisodeError(f"{len(files)} episodes are more than a dataset can hold ({MAX_EPISODES})")
-    table = read_table(_read_headers(files, picked), len(files))
+    table = read_table(headers, len(files))
     casts = casts or {}
     kinds = [_kind(form, picked, casts) for form in table.forms]
     counts: dict[Kind, int] = {}

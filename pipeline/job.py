@@ -34,6 +34,11 @@ def plan(options: BuildOptions) -> DatasetPlan:
     check_beam_args(options.beam_args)
     files = find_episodes(options.inputs)  # [EpisodeFile], sorted by path
     episodes = survey(files, options.on_error, options.features, options.dtype)  # a row a file: steps, places of data
+    return plan_episodes(options, episodes)
+
+
+def plan_episodes(options: BuildOptions, episodes: Episodes) -> DatasetPlan:
+    """Plan a dataset from the table of its episodes; nothing but the labels is read."""
     labels = None if options.labels is None else read_labels(options.labels)
     if labels is not None:
         leave_out = () if options.splits_from is None else (options.splits_from,)

@@ -6,6 +6,8 @@ Source of the format: NumPy Enhancement Proposal 1 and `numpy.lib.format`, versi
 import ast
 import re
 from collections.abc import Collection
+from contextlib import suppress
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -17,6 +19,8 @@ MAGIC = b"\x93NUMPY"
 #: Read this many bytes of a file first; headers are longer only if padded on purpose.
 FIRST_READ = 4096
 _MAX_HEADER = 65536
+# NumPy writes the shape last. What follows its first number here can be nothing but the rest of it and of the header.
+_STEPS_APART = re.compile(r"(\{.*'shape': \()([1-9][0-9]{0,17})((?:, ?[0-9]+)*,?\), ?\} *\n)", re.DOTALL)
 _MAX_ITEM = 2**31
 _MAX_AXES = 64
 _FORMAT = re.compile(r"[<>=|]?[?b-zA-Z][a-z]*[0-9]{0,8}(\[[0-9A-Za-z]+\])?")  # NumPy 1 wraps sizes of 32 bits around
@@ -92,6 +96,21 @@ def parse_header(start: bytes, picked: Collection[str] | None = None) -> NpyHead
     begin = 10 if start[6] == 1 else 12
     try:
         text = start[begin:end].decode("utf-8" if start[6] == 3 else "latin1")
+    except UnicodeDecodeError:
+        raise NpyError("has a header that cannot be read") from None
+    names = None if picked is None else tuple(picked)
+    if match := _STEPS_APART.fullmatch(text):
+        before, steps, after = match.groups()
+        with suppress(NpyError):  # what is wrong is told of the whole text
+            header = _parse_text(f"{before}1{after}", names)
+            return _check_size(header._replace(shape=(int(steps), *header.shape[1:]), offset=end))
+    return _check_size(_parse_text.__wrapped__(text, names)._replace(offset=end))
+
+
+@lru_cache(maxsize=256)  # a million headers have few texts, but for the steps
+def _parse_text(text: str, picked: tuple[str, ...] | None) -> NpyHeader:
+    """The header in a text, but for where the data begin."""
+    try:
         header = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         raise NpyError("has a header that cannot be read") from None
@@ -106,9 +125,15 @@ def parse_header(start: bytes, picked: Collection[str] | None = None) -> NpyHead
     fields, itemsize = _parse_fields(descr, picked) if isinstance(descr, list) else _parse_plain(descr)
     if 0 in shape[1:]:
         raise NpyError(f"has steps without any value: shape {shape}")
-    if prod(shape) * itemsize >= 2**63 or any(len(shape + field.shape) > _MAX_AXES for field in fields):
+    return NpyHeader(fields, itemsize, fortran_order and len(shape) > 1, shape, 0)
+
+
+def _check_size(header: NpyHeader) -> NpyHeader:
+    """The header, if an array of its shape is possible."""
+    shape, itemsize = header.shape, header.itemsize
+    if prod(shape) * itemsize >= 2**63 or any(len(shape + field.shape) > _MAX_AXES for field in header.fields):
         raise NpyError(f"has a header with the impossible shape {_shown(shape)} of elements of {itemsize} bytes")
-    return NpyHeader(fields, itemsize, fortran_order and len(shape) > 1, shape, end)
+    return header
 
 
 def check_picked(picked: Collection[str] | None, there: Collection[str]) -> None:

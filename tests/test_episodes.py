@@ -8,11 +8,20 @@ import pytest
 from conftest import SaveEpisodes
 from pipeline.episodes import Episodes, survey
 from pipeline.inputs import find_episodes
+from pipeline.source import SourceArray
 from shards import EpisodeError
 
 
 def survey_folder(folder: Path | str, **options: Any) -> Episodes:
     return survey(find_episodes([str(folder)]), **options)
+
+
+def big_endian(table: Episodes, row: int) -> bool:
+    return table.forms[table.form[row]][0].fields[0].big_endian
+
+
+def fortran_order(table: Episodes, row: int) -> bool:
+    return table.forms[table.form[row]][0].fortran_order
 
 
 def test_episodes_are_a_table_in_the_order_of_their_paths(tmp_path: Path, save_episodes: SaveEpisodes) -> None:
@@ -31,11 +40,14 @@ def test_episodes_are_a_table_in_the_order_of_their_paths(tmp_path: Path, save_e
 
     assert table.root == f"{folder}/"
     assert table.paths == ("a/z.npy", "b.npy", "c.npy", "d.npy")
-    assert (table.dtype, table.step_shape) == ("float32", (2, 3))
+    assert table.arrays == (SourceArray("window", "float32", (2, 3)),)
+    assert table.step_bytes == 24
     assert table.steps.tolist() == [0, 7, 9, 1]
-    assert table.offsets.tolist() == [128, 128, 128, 128]
-    assert table.big_endian.tolist() == [False, True, False, False]
-    assert table.fortran_order.tolist() == [False, False, True, False]
+    assert table.offsets.tolist() == [[128], [128], [128], [128]]
+    assert [big_endian(table, i) for i in range(4)] == [False, True, False, False]
+    assert [fortran_order(table, i) for i in range(4)] == [False, False, True, False]
+    assert len(table.forms) == 3
+    assert (table.labels, table.unmatched) == ((), ())
     assert table.problems == {}
     assert (table.steps.dtype, table.offsets.dtype) == (np.int64, np.int64)
 
@@ -43,8 +55,10 @@ def test_episodes_are_a_table_in_the_order_of_their_paths(tmp_path: Path, save_e
 def test_episodes_of_one_number_a_step_have_the_step_shape_of_a_number(
     tmp_path: Path, save_episodes: SaveEpisodes
 ) -> None:
-    assert survey_folder(save_episodes(tmp_path, [np.zeros(5, "i2")])).step_shape == ()
-    assert survey_folder(save_episodes(tmp_path, [np.zeros((5, 1), "i2")])).step_shape == (1,)
+    (flat,) = survey_folder(save_episodes(tmp_path, [np.zeros(5, "i2")])).arrays
+    (column,) = survey_folder(save_episodes(tmp_path, [np.zeros((5, 1), "i2")])).arrays
+
+    assert (flat.shape, column.shape) == ((), (1,))
 
 
 def test_all_bad_files_are_told_at_once(tmp_path: Path, save_episodes: SaveEpisodes) -> None:
@@ -141,12 +155,13 @@ def test_skipping_keeps_the_largest_group_and_says_why_the_rest_is_left_out(
 
     table = survey_folder(tmp_path, on_error="skip")
 
-    assert (table.dtype, table.step_shape) == ("float32", (3,))
+    assert table.arrays == (SourceArray("window", "float32", (3,)),)
     assert table.paths == ("a.npy", "b.npy", "c.npy", "d.npy", "e.npy")
     assert table.steps.tolist() == [0, 5, 6, 0, 0]
-    assert table.offsets.tolist() == [0, 128, 128, 0, 0]
-    assert table.big_endian.tolist() == [False, False, True, False, False]
-    assert table.fortran_order.tolist() == [False, False, True, False, False]
+    assert table.offsets[1:3].tolist() == [[128], [128]]
+    assert [big_endian(table, i) for i in (1, 2)] == [False, True]
+    assert [fortran_order(table, i) for i in (1, 2)] == [False, True]
+    assert table.form[4] == -1
     assert table.problems == {
         0: "is float64 with shape (steps, 4) where most episodes are float32 with shape (steps, 3)",
         3: "is float32 with shape (steps,) where most episodes are float32 with shape (steps, 3)",
@@ -159,7 +174,7 @@ def test_of_two_groups_as_large_the_first_by_path_is_kept(tmp_path: Path, save_e
         tmp_path, {"a": np.zeros(3, "i4"), "b": np.zeros(3, "f4"), "c": np.zeros(3, "f4"), "d": np.zeros(3, "i4")}
     )
 
-    assert survey_folder(tmp_path, on_error="skip").dtype == "int32"
+    assert survey_folder(tmp_path, on_error="skip").arrays == (SourceArray("window", "int32", ()),)
 
 
 def test_skipping_everything_leaves_no_episode(tmp_path: Path) -> None:
@@ -175,7 +190,7 @@ def test_a_long_header_is_read_whole(tmp_path: Path) -> None:
 
     table = survey_folder(tmp_path)
 
-    assert (table.steps.tolist(), table.offsets.tolist()) == ([3], [10 + len(text)])
+    assert (table.steps.tolist(), table.offsets.tolist()) == ([3], [[10 + len(text)]])
 
 
 @pytest.mark.parametrize("shape", ["(0x" + "f" * 20_000 + ",)", "(3," + "9223372036854775807," * 3000 + ")"])

@@ -24,10 +24,10 @@ def found(*inputs: Path | str) -> list[str]:
     return [file.path for file in find_episodes([str(text) for text in inputs])]
 
 
-def test_a_folder_stands_for_every_npy_file_below_it(tmp_path: Path) -> None:
-    make(tmp_path, "b.npy", "a.npy", "deep/er/c.npy", "deep/d.npy", "notes.txt", "a.npy.bak", "x.npz", "npy")
+def test_a_folder_stands_for_every_npy_and_npz_file_below_it(tmp_path: Path) -> None:
+    make(tmp_path, "b.npy", "a.npy", "deep/er/c.npy", "deep/d.npz", "notes.txt", "a.npy.bak", "x.npz", "npy", "y.NPZ")
 
-    assert found(tmp_path) == ["a.npy", "b.npy", "deep/d.npy", "deep/er/c.npy"]
+    assert found(tmp_path) == ["a.npy", "b.npy", "deep/d.npz", "deep/er/c.npy", "x.npz"]
     assert found(f"{tmp_path}/") == found(tmp_path)
 
 
@@ -101,7 +101,7 @@ def test_a_file_may_be_called_like_a_glob(tmp_path: Path) -> None:
 def test_a_glob_that_could_be_no_regular_expression_matches_nothing(tmp_path: Path, glob: str) -> None:
     make(tmp_path, "a.npy")
 
-    with pytest.raises(EpisodeError, match=re.escape(glob.replace("\\", "\\\\")) + r"' matches no \.npy file"):
+    with pytest.raises(EpisodeError, match=re.escape(glob.replace("\\", "\\\\")) + r"' matches no \.npy or \.npz file"):
         found(tmp_path / glob)
 
 
@@ -181,7 +181,8 @@ def test_names_that_are_no_text_are_found(tmp_path: Path) -> None:
 def test_an_input_that_matches_nothing_is_named(tmp_path: Path) -> None:
     make(tmp_path, "a.npy", "b/notes.txt")
 
-    with pytest.raises(EpisodeError, match=r"/b' matches no \.npy file; give a folder, a file or a glob with \*\*"):
+    why = r"matches no \.npy or \.npz file; give a folder, a file or a glob with \*\*"
+    with pytest.raises(EpisodeError, match=f"/b' {why}"):
         found(tmp_path, tmp_path / "b")
     with pytest.raises(EpisodeError, match=r"/\*\.npz' matches no"):
         found(tmp_path / "*.npz")

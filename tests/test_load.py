@@ -257,7 +257,7 @@ def test_training_learns_from_the_stream(folder: Path) -> None:
         ({"batch_size": 4, "pool": 0}, "pool must be a whole number of 1 or more"),
         ({"batch_size": 4, "targets": 8}, "targets=8 must leave a step to x: windows have 8 steps"),
         ({"batch_size": 4, "targets": 0}, "targets=0 must leave"),
-        ({"batch_size": 4, "targets": "both"}, 'targets must be None, "same", a number of steps or a function'),
+        ({"batch_size": 4, "targets": "both"}, "targets='both' is neither \"same\" nor a feature: window"),
         ({"batch_size": 4, "targets": True}, "not True"),
         ({"batch_size": 4, "targets": "same", "provenance": True}, "provenance=True has no place"),
         ({"batch_size": 46, "drop_remainder": True}, "drop_remainder leaves nothing: split train has 45 windows"),

@@ -2,7 +2,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shards.naming import ShardName, is_dataset_file, is_name, is_split_name, parse_shard_name, to_name
+from shards.naming import (
+    RESERVED,
+    ShardName,
+    is_feature_name,
+    is_name,
+    is_split_name,
+    parse_shard_name,
+    to_name,
+)
+from shards.record import INDEX
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,99}", fullmatch=True)
 
@@ -54,7 +63,6 @@ def test_every_shard_name_is_found_again_in_its_file_name(dataset: str, split: s
 )
 def test_any_other_file_name_is_no_shard(file_name: str) -> None:
     assert parse_shard_name(file_name) is None
-    assert not is_dataset_file(file_name)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +119,33 @@ def test_the_name_near_any_text_is_a_name_and_stays_itself(text: str) -> None:
     assert to_name(name) == name
 
 
-def test_the_files_of_a_dataset_are_known_by_their_names() -> None:
-    mine = [
-        "manifest.json",
-        "episodes.csv",
-        "dataset_info.json",
-        "features.json",
-        "other-test.tfrecord-00001-of-00002",
-    ]
-    others = ["README.md", "manifest.json.bak", "manifest.json/", "incomplete.tmp", "episodes.npy"]
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        ("window", True),
+        ("a", True),
+        ("Speaker_2", True),
+        ("_x", True),
+        ("observation.image-left", True),
+        ("a" * 100, True),
+        ("a" * 101, False),
+        ("", False),
+        ("2nd", False),
+        (".x", False),
+        ("-x", False),
+        ("a b", False),
+        ("a/b", False),
+        ("a\n", False),
+        ("é", False),
+        ("Episode", True),
+        ("episodes", True),
+    ],
+)
+def test_what_names_a_feature(text: str, valid: bool) -> None:
+    assert is_feature_name(text) is valid
 
-    assert [name for name in [*mine, *others] if is_dataset_file(name)] == mine
+
+def test_what_records_and_batches_hold_besides_names_no_feature() -> None:
+    assert RESERVED == ("episode", "start", "count", "valid", "mask")
+    assert set(INDEX) < set(RESERVED)
+    assert not any(map(is_feature_name, RESERVED))

@@ -6,8 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import BuildOptions
-from pipeline.options import parse_num_shards, parse_size, parse_splits
+from pipeline.options import (
+    parse_dtype,
+    parse_features,
+    parse_num_shards,
+    parse_size,
+    parse_splits,
+    parse_windows_per_record,
+)
 from shards import OptionError
+from shards.windows import WindowSpec
 
 
 def options(**changes: Any) -> BuildOptions:
@@ -18,7 +26,12 @@ def test_defaults_are_windows_side_by_side_in_one_split() -> None:
     default = options()
 
     assert default.step_shift == 8
-    assert dict(default.splits) == {"train": "1"}
+    assert default.window == WindowSpec(8, 8, stride=1, tail="drop", per_record=1)
+    assert default.splits is None
+    assert default.fractions == {"train": "1"}
+    assert (default.features, dict(default.dtype), default.labels) == (None, {}, None)
+    assert (default.split_by, default.splits_from, default.group_by, default.purge) == ("episode", None, None, 0)
+    assert default.nonfinite == "warn"
     assert default.dataset_name == "out"
     assert default.shards_of("train") is None
     assert (default.seed, default.shard_size, default.on_error, default.overwrite) == (0, 134_217_728, "fail", False)
@@ -57,18 +70,108 @@ def test_shards_are_asked_for_together_or_split_by_split() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "window"),
+    [
+        ({"shift": 3, "stride": 2}, WindowSpec(8, 3, 2)),
+        ({"tail": "pad", "windows_per_record": 5}, WindowSpec(8, 8, 1, "pad", 5)),
+        ({"tail": "align", "windows_per_record": "auto"}, WindowSpec(8, 8, 1, "align", 1)),
+        ({"window_length": 2**31 - 1, "shift": 2**31 - 1}, WindowSpec(2**31 - 1, 2**31 - 1)),
+    ],
+)
+def test_windows_are_cut_as_asked(changes: dict[str, Any], window: WindowSpec) -> None:
+    assert options(**changes).window == window
+
+
+@pytest.mark.parametrize(
+    ("changes", "fractions"),
+    [
+        ({"splits": {"a": "0.5", "b": "0.5"}}, {"a": "0.5", "b": "0.5"}),
+        ({"split_by": "time", "purge": 3}, {"train": "1"}),
+        ({"splits": "dirs"}, None),
+        ({"splits_from": "fold", "labels": "labels.csv"}, None),
+    ],
+)
+def test_fractions_are_there_unless_splits_are_given(changes: dict[str, Any], fractions: dict[str, str] | None) -> None:
+    assert options(**changes).fractions == fractions
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"splits": {"a": "0.5", "b": "0.5"}, "split_by": "hash", "group_by": "run[0-9]+"},
+        {"splits": {"a": "0.5", "b": "0.5"}, "split_by": "time", "purge": 0},
+        {"splits": "dirs", "group_by": "speaker", "labels": "labels.csv"},
+        {"splits": "dirs", "num_shards": {"whatever": 3}},  # which splits there are is not known yet
+        {"splits_from": "fold", "labels": "labels.csv", "group_by": "speaker", "num_shards": {"fold1": 2}},
+        {"features": ["x", "y.z"], "dtype": {"x": "bfloat16", "other": "bool"}},
+    ],
+)
+def test_what_goes_together_is_taken(changes: dict[str, Any]) -> None:
+    options(**changes)
+
+
+LABELS = {"labels": "labels.csv"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"splits_from": "fold"}, "splits_from names a column of labels: give labels"),
+        ({"splits_from": "fold", "splits": {"a": "1"}, **LABELS}, "splits_from and splits contradict each other"),
+        ({"splits_from": "fold", "splits": "dirs", **LABELS}, "splits_from and splits contradict each other"),
+        ({"splits_from": "fold", "split_by": "time", **LABELS}, "splits_from and split_by=time contradict each other"),
+        ({"splits_from": "fold", "split_by": "hash", **LABELS}, "splits_from and split_by=hash contradict each other"),
+        ({"splits": "dirs", "split_by": "time"}, "splits=dirs and split_by=time contradict each other"),
+        ({"splits": "dirs", "split_by": "hash"}, "splits=dirs and split_by=hash contradict each other"),
+        ({"group_by": "run", "split_by": "time"}, "group_by and split_by=time contradict each other: time splits ever"),
+        ({"purge": 1}, "purge is for split_by=time only"),
+        ({"purge": 1, "split_by": "hash"}, "purge is for split_by=time only"),
+        ({"purge": 1, "splits": "dirs"}, "purge is for split_by=time only"),
+        ({"group_by": ""}, "group_by must be a column of labels or a regular expression"),
+    ],
+)
+def test_a_contradiction_is_named(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        options(**changes)
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"inputs": ()}, "inputs must be a sequence of one or more"),
         ({"inputs": "in"}, "inputs must be a sequence"),
         ({"inputs": ("in", "")}, "inputs must be a sequence"),
         ({"output": ""}, "output must name a folder"),
-        ({"window_length": 0}, "window_length must be a whole number of 1 or more, not 0"),
-        ({"window_length": 8.0}, "window_length must be a whole number of 1 or more, not 8.0"),
-        ({"window_length": True}, "window_length must be a whole number of 1 or more, not True"),
-        ({"window_length": 2**63}, "window_length must be a whole number"),
-        ({"shift": 0}, "shift must be a whole number of 1 or more, not 0"),
+        ({"window_length": 0}, "window_length must be a whole number of 1 to 2147483647, not 0"),
+        ({"window_length": 8.0}, "window_length must be a whole number of 1 to 2147483647, not 8.0"),
+        ({"window_length": True}, "window_length must be a whole number of 1 to 2147483647, not True"),
+        ({"window_length": 2**31}, "window_length must be a whole number of 1 to 2147483647, not 2147483648"),
+        ({"shift": 0}, "shift must be a whole number of 1 to 2147483647, not 0"),
         ({"shift": -1}, "shift must be"),
+        ({"shift": 2**31}, "shift must be"),
+        ({"stride": 0}, "stride must be a whole number of 1 to 2147483647, not 0"),
+        ({"stride": None}, "stride must be a whole number of 1 to 2147483647, not None"),
+        ({"stride": 2**31}, "stride must be"),
+        ({"tail": "keep"}, "tail must be drop, pad or align, not 'keep'"),
+        ({"tail": None}, "tail must be drop, pad or align, not None"),
+        ({"windows_per_record": 0}, "windows_per_record must be a whole number of 1 to 2147483647 or auto, not 0"),
+        ({"windows_per_record": "4"}, "windows_per_record must be a whole number of 1 to 2147483647 or auto, not '4'"),
+        ({"windows_per_record": None}, "windows_per_record must be"),
+        ({"features": "x"}, "features must be a sequence of names, not 'x'; each up to 100 letters"),
+        ({"features": ()}, r"features must be a sequence of names, not \(\)"),
+        ({"features": ("x", "start")}, "features must be a sequence of names, .* none of episode, start"),
+        ({"features": ("x", "2nd")}, "features must be a sequence of names"),
+        ({"features": ("x", "y", "x")}, "features names one twice: x, y, x"),
+        ({"dtype": {"x": "float128"}}, "dtype of x must be one of bool, int8, .*, bfloat16, not 'float128'"),
+        ({"dtype": {"x": "<f4"}}, "dtype of x must be one of .*, not '<f4'"),
+        ({"labels": ""}, "labels must name a file"),
+        ({"labels": 3}, "labels must name a file"),
+        ({"split_by": "steps"}, "split_by must be episode, time or hash, not 'steps'"),
+        ({"purge": -1}, "purge must be a whole number of 0 or more, not -1"),
+        ({"purge": 0.5}, "purge must be a whole number"),
+        ({"nonfinite": "skip"}, "nonfinite must be warn or fail, not 'skip'"),
+        ({"splits": "train"}, "splits must be fractions such as train=0.8,test=0.2, or dirs, not 'train'"),
+        ({"splits": ["train"]}, r"splits must be fractions such as .*, or dirs, not \['train'\]"),
         ({"seed": -1}, "seed must be a whole number of 0 or more, not -1"),
         ({"seed": None}, "seed must be"),
         ({"seed": 2**63}, "seed must be"),
@@ -91,12 +194,16 @@ def test_shards_are_asked_for_together_or_split_by_split() -> None:
         ({"splits": {"train": "0.8", "test": "0.1"}}, r"add up to 1, but 0\.8 \+ 0\.1 = 0\.9"),
         ({"splits": {"train": "0.8", "test": "0.3"}}, r"add up to 1, but 0\.8 \+ 0\.3 = 1\.1"),
         ({"splits": {"train": "9" * 400}}, "add up to 1|must be a decimal number"),
-        ({"num_shards": 0}, "num_shards of train must be a whole number of 1 or more, not 0"),
-        ({"num_shards": True}, "num_shards of train must be a whole number of 1 or more, not True"),
+        ({"num_shards": 0}, "num_shards of every split must be a whole number of 1 or more, not 0"),
+        ({"num_shards": True}, "num_shards of every split must be a whole number of 1 or more, not True"),
         ({"num_shards": 2.5}, "num_shards .*must be"),
         ({"num_shards": "4"}, "num_shards"),
         ({"num_shards": {"train": -1}}, "num_shards of train must be"),
         ({"num_shards": {"test": 2}}, r"num_shards names 'test', which is none of the splits \['train'\]"),
+        (
+            {"num_shards": {"x": 2}, "split_by": "hash"},
+            r"num_shards names 'x', which is none of the splits \['train'\]",
+        ),
     ],
 )
 def test_an_option_that_cannot_be_is_named(changes: dict[str, Any], words: str) -> None:
@@ -151,6 +258,46 @@ def test_shard_counts_are_parsed(text: str, shards: int | dict[str, int]) -> Non
 def test_shard_counts_that_are_no_numbers_are_refused(text: str) -> None:
     with pytest.raises(OptionError, match="num_shards must be like"):
         parse_num_shards(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [("x", ("x",)), ("b,a", ("b", "a")), (" x , y.z-1 ", ("x", "y.z-1")), ("", ("",)), ("x,", ("x", ""))],
+)
+def test_names_of_features_are_parsed_in_their_order(text: str, names: tuple[str, ...]) -> None:
+    assert parse_features(text) == names
+
+
+@pytest.mark.parametrize("text", ["", "x,", ",x", "x,,y", "x y"])
+def test_features_that_are_no_names_are_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="features must be a sequence of names"):
+        options(features=parse_features(text))
+
+
+def test_dtypes_are_parsed() -> None:
+    assert parse_dtype("x=float16") == {"x": "float16"}
+    assert parse_dtype(" x = float16 , y=int8") == {"x": "float16", "y": "int8"}
+
+
+@pytest.mark.parametrize("text", ["", "x", "x=", "=int8", "x=int8,", "int8"])
+def test_dtypes_that_are_no_pairs_are_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="dtype must be like observation=float16, not"):
+        parse_dtype(text)
+
+
+def test_a_dtype_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(OptionError, match="dtype names x twice: 'x=int8,x=int16'"):
+        parse_dtype("x=int8,x=int16")
+
+
+def test_windows_per_record_are_parsed() -> None:
+    assert [parse_windows_per_record(text) for text in ("auto", "1", "0", "0064")] == ["auto", 1, 0, 64]
+
+
+@pytest.mark.parametrize("text", ["", "Auto", "all", "-1", "1.5", "1e3", " 4", "٣", "99999999999"])
+def test_windows_per_record_that_are_no_number_are_refused(text: str) -> None:
+    with pytest.raises(OptionError, match=f"windows_per_record must be a whole number of .* or auto, not '{text}'"):
+        parse_windows_per_record(text)
 
 
 @pytest.mark.parametrize(

@@ -306,7 +306,7 @@ def test_integers_are_varints_of_a_fixed_width(value: int, width: int, encoded: 
         (0, "80 80 80 80 80 80 80 80 80 00"),
         (-1, "ff ff ff ff ff ff ff ff ff 01"),
         (-(2**63), "80 80 80 80 80 80 80 80 80 01"),
-        (2**63 - 1, "ff ff ff ff ff ff ff ff 7f"[:-2] + "ff 00"),
+        (2**63 - 1, "ff ff ff ff ff ff ff ff ff 00"),
     ],
 )
 def test_ten_bytes_hold_any_int64(value: int, encoded: str) -> None:
@@ -356,7 +356,7 @@ def test_the_integers_of_a_record_are_what_its_windows_need() -> None:
     assert names(WindowSpec(4, 2, tail="pad")) == ["x", "episode", "valid", "start"]
     assert names(WindowSpec(4, 2, per_record=2)) == ["x", "episode", "count", "valid", "start"]
     assert names(WindowSpec(4, 2, tail="pad", per_record=2)) == ["x", "episode", "count", "valid", "start"]
-    assert (COUNT, VALID) == (Feature("count", "int64", ()), Feature("valid", "int64", ()))
+    assert (Feature("count", "int64", ()), Feature("valid", "int64", ())) == (COUNT, VALID)
 
 
 def test_a_record_of_several_windows_is_pinned_byte_for_byte() -> None:
@@ -367,7 +367,10 @@ def test_a_record_of_several_windows_is_pinned_byte_for_byte() -> None:
     records = write_records(layout, data, [5], [300], count=[2], valid=[4])
 
     assert records.tobytes().hex(" ", 4) == (
-        "PINNED"
+        "90000000 00000000 966337fd 0a8a8180 80000a10 0a017812 0b0a090a 84808000 010203ff 0a0e0a01 "
+        "79120912 070a8400 0000003f 0a130a01 7a120e1a 0c0a0afe ffffffff ffffffff 010a140a 07657069 "
+        "736f6465 12091a07 0a058580 8080000a 120a0563 6f756e74 12091a07 0a058280 8080000a 120a0576 "
+        "616c6964 12091a07 0a058480 8080000a 130a0573 74617274 120a1a08 0a06ac82 80808000 b6a9d611"
     )
     assert {name: layout.field(name).values(records).tolist() for name in ("y", "z", "count", "valid")} == {
         "y": [0.5],

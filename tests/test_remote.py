@@ -180,7 +180,7 @@ def test_urls_and_local_paths_do_not_mix(episodes: list[np.ndarray], tmp_path: P
 
 
 def test_a_url_with_no_episode_is_named(episodes: list[np.ndarray]) -> None:
-    with pytest.raises(EpisodeError, match=re.escape("input 'memory://bucket/none' matches no .npy file")):
+    with pytest.raises(EpisodeError, match=re.escape("input 'memory://bucket/none' matches no .npy or .npz file")):
         find_episodes(["memory://bucket/none"])
 
 

@@ -1,6 +1,8 @@
 import pytest
 
-from shards.text import format_bytes, format_table
+from shards.manifest import window_document
+from shards.text import format_bytes, format_table, format_window
+from shards.windows import WindowSpec
 
 
 @pytest.mark.parametrize(
@@ -40,3 +42,16 @@ def test_a_table_without_rows_is_its_header() -> None:
 
 def test_a_tables_lines_do_not_end_in_spaces() -> None:
     assert format_table(("a", "b"), [("longer", "")]).splitlines() == ["a       b", "longer"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (WindowSpec(5, 2), "of 5 steps; a window every 2 steps; tail: drop"),
+        (WindowSpec(5, 2, 3), "of 5 steps, 3 apart; a window every 2 steps; tail: drop"),
+        (WindowSpec(5, 2, tail="pad"), "of 5 steps; a window every 2 steps; tail: pad"),
+        (WindowSpec(5, 2, 3, "align", 8), "of 5 steps, 3 apart; a window every 2 steps; tail: align; 8 a record"),
+    ],
+)
+def test_how_windows_are_cut_is_told_in_words(spec: WindowSpec, words: str) -> None:
+    assert format_window(window_document(spec)) == words

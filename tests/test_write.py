@@ -3,7 +3,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,8 @@ from pipeline.inputs import find_episodes
 from pipeline.write import Recipe, ShardTask, SourceEpisode, Span, make_shard, write_shard
 from shards import EpisodeError, Feature
 from shards.features import DTYPES
-from shards.windows import WindowSpec
+from shards.moments import merge
+from shards.windows import Tail, WindowSpec
 
 LENGTH, SHIFT = 5, 2
 KEY = (7, 2, 0, 0)
@@ -329,6 +332,248 @@ def test_a_label_that_is_not_a_number_comes_back_from_its_line() -> None:
     task = ShardTask("f", (1,), True, (Span(0, 0, 1),), {0: SourceEpisode("a.npy", 9, 0, (128,), 0, 9, labels)})
 
     assert repr(ShardTask.from_json(task.to_json())) == repr(task)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    total=st.integers(1, 60),
+    section=st.tuples(st.integers(0, 30), st.integers(1, 60)),
+    length=st.integers(1, 6),
+    shift=st.integers(1, 9),
+    stride=st.integers(1, 4),
+    tail=st.sampled_from(["drop", "pad", "align"]),
+    per_record=st.integers(1, 5),
+    data=st.data(),
+)
+def test_a_section_is_cut_and_each_of_its_covered_steps_measured_once_in_whatever_shard(
+    tmp_path_factory: pytest.TempPathFactory,
+    total: int,
+    section: tuple[int, int],
+    length: int,
+    shift: int,
+    stride: int,
+    tail: Tail,
+    per_record: int,
+    data: st.DataObject,
+) -> None:
+    spec = WindowSpec(length, shift, stride, tail, per_record)
+    begin = min(section[0], total - 1)
+    steps = min(section[1], total - begin)
+    windows = int(spec.count(steps))
+    if not windows:
+        return
+    array = np.stack([np.arange(total)] * 2, axis=1).astype("f4")
+    bad = data.draw(st.sets(st.integers(0, total - 1)))
+    array[sorted(bad), 1] = data.draw(st.sampled_from([np.nan, np.inf, -np.inf]))
+    recipe, sources = recipe_of(tmp_path_factory.mktemp("section"), [array])
+    recipe = replace(recipe, spec=spec, features=(Feature("window", "float32", (length, 2)),))
+    episode = sources[0]._replace(begin=begin, steps=steps)
+    records = -(-windows // per_record)
+    cuts = [0, *sorted(data.draw(st.sets(st.integers(1, records - 1)))), records] if records > 1 else [0, 1]
+    spans = [Span(0, first, end - first) for first, end in pairwise(cuts)]
+    in_first = data.draw(st.lists(st.booleans(), min_size=len(spans), max_size=len(spans)))
+
+    shards = []
+    for number, chosen in enumerate([in_first, [not one for one in in_first]]):
+        part = [span for span, one in zip(spans, chosen, strict=True) if one]
+        if part:
+            key = (7, 2, 0, number)
+            shard = make_shard(recipe, ShardTask("f", key, True, tuple(part), {0: episode}))
+            shards.append(shard._replace(records=shard.records.copy()))
+
+    held = [
+        [step for k in range(length) if (step := int(spec.start(i, steps)) + k * stride) < steps]
+        for i in range(windows)
+    ]
+    found = {}
+    for shard in shards:
+        assert recipe.layout.damaged(shard.records).tolist() == []
+        columns = {field.feature.name: field.values(shard.records) for field in recipe.layout.fields}
+        counts = columns.get("count", np.ones(len(shard.records), np.int64))
+        for row, (start, count) in enumerate(zip(columns["start"].tolist(), counts.tolist(), strict=True)):
+            first = next(i for i, window in enumerate(held) if window[0] == start - begin)
+            stored = columns["window"][row]
+            for i in range(count):
+                offset = held[first + i][0] - held[first][0]
+                apart = stride if per_record > 1 else 1
+                window = stored[offset : offset + (length - 1) * apart + 1 : apart]
+                real = len(held[first + i])
+                expected = array[begin + np.array(held[first + i])]
+                assert np.array_equal(window[:real], expected, equal_nan=True)
+                assert not window[real:].any() or per_record > 1
+                assert first + i not in found
+                found[first + i] = real
+            last = held[first + count - 1]
+            if "valid" in columns:
+                real = len(last) if per_record == 1 else min(last[0] + spec.extent, steps) - held[first][0]
+                assert columns["valid"][row] == real
+                assert not stored[real:].any()
+    assert sorted(found) == list(range(windows))
+
+    covered = sorted({step + begin for window in held for step in window})
+    moments = merge([shard.moments["window"] for shard in shards])
+    lost = [step for step in covered if step in bad]
+    assert moments.count.tolist() == [len(covered), len(covered) - len(lost)]
+    assert (moments.nan + moments.infinite).tolist() == [0, len(lost)]
+    assert moments.mean[0] == pytest.approx(np.mean(covered))
+    assert (moments.low[0], moments.high[0]) == (covered[0], covered[-1])
+    told = [place for shard in shards for place in shard.nonfinite]
+    assert sum(values for _, _, values, _ in told) == len(lost)
+    assert {(number, feature) for number, feature, _, _ in told} == ({(0, "window")} if lost else set())
+    assert min((step for *_, step in told), default=None) == min(lost, default=None)
+
+
+@pytest.mark.parametrize("big_endian", [False, True], ids=["little", "big"])
+@pytest.mark.parametrize(
+    ("source_dtype", "dtype", "values", "expected"),
+    [
+        ("float64", "float32", [0.1, -1e300, 1e-300, np.nan], [np.float32(0.1), -np.inf, 0, np.nan]),
+        ("float64", "float16", [65504, 65520, -1e9, 0.1], [65504, np.inf, -np.inf, np.float16(0.1)]),
+        ("float32", "bfloat16", [1.0, 3.4e38, 2.0, np.nan], [1.0, np.inf, 2.0, np.nan]),
+        ("int64", "int16", [-(2**15), 2**15 - 1, 0, 7], [-(2**15), 2**15 - 1, 0, 7]),
+        ("int32", "float16", [70_000, 2048, -70_000, 1], [np.inf, 2048, -np.inf, 1]),
+        ("uint64", "int64", [0, 2**63 - 1, 3, 4], [0, 2**63 - 1, 3, 4]),
+        ("bool", "uint8", [True, False, True, True], [1, 0, 1, 1]),
+        ("bool", "float32", [True, False, True, True], [1, 0, 1, 1]),
+        ("float32", "complex64", [1.5, -2, 0, 1], [1.5, -2, 0, 1]),
+        ("complex128", "complex64", [1 + 2j, 1e300, 0, 1], [1 + 2j, complex(np.inf, 0), 0, 1]),
+        ("float16", "float64", [0.5, 65504, 0, -1], [0.5, 65504, 0, -1]),
+    ],
+)
+def test_steps_are_stored_as_another_dtype(
+    tmp_path: Path, source_dtype: str, dtype: str, values: list[Any], expected: list[Any], big_endian: bool
+) -> None:
+    array = stored(np.array(values, DTYPES[source_dtype]), "C", big_endian)
+    recipe, sources = recipe_of(tmp_path, [array], length=4, shift=4)
+    recipe = replace(recipe, features=(Feature("window", dtype, (4,)),))
+
+    shard = make_shard(recipe, task_of([Span(0, 0, 1)], sources))
+
+    window = recipe.layout.field("window").values(shard.records)[0]
+    assert window.dtype == DTYPES[dtype]
+    wanted = np.array(expected, np.complex128 if "complex" in dtype else np.float64 if "float" in dtype else dtype)
+    assert np.array_equal(window.astype(wanted.dtype), wanted, equal_nan="int" not in dtype)
+    lost = np.flatnonzero(~np.isfinite(wanted))
+    assert shard.nonfinite == (((0, "window", len(lost), int(lost[0])),) if len(lost) else ())
+
+
+@pytest.mark.parametrize(
+    ("source_dtype", "dtype", "value"),
+    [
+        ("int64", "int16", 2**15),
+        ("int64", "int16", -(2**15) - 1),
+        ("int64", "uint8", 256),
+        ("int8", "uint64", -1),
+        ("uint64", "int64", 2**63),
+        ("uint16", "int16", 2**16 - 1),
+    ],
+)
+def test_an_integer_that_does_not_fit_is_named_with_its_step(
+    tmp_path: Path, source_dtype: str, dtype: str, value: int
+) -> None:
+    array = np.zeros((30, 2), source_dtype)
+    array[17, 1] = array[18, 0] = value
+    recipe, sources = recipe_of(tmp_path, [np.zeros((30, 2), source_dtype), array], length=4, shift=4)
+    recipe = replace(recipe, features=(Feature("window", dtype, (4, 2)),))
+    sources[1] = sources[1]._replace(begin=3, steps=27)
+
+    done = write_shard(recipe, task_of([Span(0, 0, 7), Span(1, 0, 2), Span(1, 2, 4)], sources))
+
+    assert done.error == f"{tmp_path}/in/001.npy holds {value} in step 17 of window, which {dtype} cannot store"
+
+
+@pytest.mark.parametrize(
+    ("source_dtype", "dtype"), [("float64", "float32"), ("float64", "bfloat16"), ("float32", "float64")]
+)
+def test_signalling_nans_are_cast_without_a_warning(tmp_path: Path, source_dtype: str, dtype: str) -> None:
+    bits = {"float64": np.uint64(0x7FF0_0000_0000_0001), "float32": np.uint32(0x7F80_0001)}[source_dtype]
+    recipe, sources = recipe_of(tmp_path, [np.full(40, bits).view(source_dtype)], length=40, shift=1)
+    recipe = replace(recipe, features=(Feature("window", dtype, (40,)),))
+
+    shard = make_shard(recipe, task_of([Span(0, 0, 1)], sources))
+
+    assert shard.nonfinite == ((0, "window", 40, 0),)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64", "complex64"])
+def test_what_is_not_finite_fails_a_shard_that_must_be(tmp_path: Path, dtype: str) -> None:
+    array = np.zeros((40, 3), DTYPES[dtype])
+    array[[11, 30], 2] = np.inf
+    recipe, sources = recipe_of(tmp_path, [array])
+    task = task_of([Span(0, 9, 5), Span(0, 0, 9)], sources)
+
+    done = write_shard(replace(recipe, fail_nonfinite=True), task)
+
+    assert done.error == f"{tmp_path}/in/000.npy holds NaN or infinite values in window, from step 11 on"
+    assert not (tmp_path / task.file).exists()
+    told = sorted(write_shard(recipe, task).nonfinite)
+    assert told == [(0, "window", 1, 11), (0, "window", 1, 30)]
+
+
+def test_steps_that_are_not_measured_have_no_moments_but_are_looked_at(tmp_path: Path) -> None:
+    array = np.zeros((40, 3), "f4")
+    array[11, 2] = np.nan
+    recipe, sources = recipe_of(tmp_path, [array])
+    task = task_of([Span(0, 0, 18)], sources)._replace(measured=False)
+
+    shard = make_shard(recipe, task)
+
+    assert shard.moments == {}
+    assert shard.nonfinite == ((0, "window", 1, 11),)
+    assert shard.records.tobytes() == make_records(recipe, task._replace(measured=True)).tobytes()
+
+
+def test_labels_and_values_of_the_episode_are_in_every_record(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for i in range(2):
+        np.savez(
+            tmp_path / f"in/{i}.npz", x=np.arange(12, dtype="i2") + i, gain=np.array(i + 0.5, ">f8"), run=np.int64(-i)
+        )
+    table = survey(find_episodes([str(tmp_path / "in")]))
+    recipe = Recipe(
+        root=table.root,
+        staging=str(tmp_path),
+        spec=WindowSpec(4, 4),
+        features=(
+            Feature("gain", "float64", ()),
+            Feature("run", "int64", ()),
+            Feature("x", "int16", (4,)),
+            Feature("task", "int64", (), classes=("a", "b")),
+            Feature("score", "float32", ()),
+        ),
+        labels=("task", "score"),
+        picked=None,
+        forms=table.forms,
+        fail_nonfinite=False,
+        shard_bytes=2**20,
+    )
+    sources = {
+        i: SourceEpisode(f"{i}.npz", 12, 0, tuple(table.offsets[i].tolist()), 0, 12, (1 - i, 0.25 * i))
+        for i in range(2)
+    }
+
+    records = make_records(recipe, task_of([Span(1, 1, 2), Span(0, 0, 1)], sources))
+
+    columns = {field.feature.name: field.values(records) for field in recipe.layout.fields}
+    assert columns["gain"].dtype == "<f8"
+    rows = zip(*(columns[name].tolist() for name in ("episode", "start", "gain", "run", "task", "score")), strict=True)
+    assert sorted(rows) == [(0, 0, 0.5, 0, 1, 0.0), (1, 4, 1.5, -1, 0, 0.25), (1, 8, 1.5, -1, 0, 0.25)]
+    first_steps = dict(
+        zip(
+            zip(columns["episode"].tolist(), columns["start"].tolist(), strict=True), columns["x"].tolist(), strict=True
+        )
+    )
+    assert first_steps == {(0, 0): [0, 1, 2, 3], (1, 4): [5, 6, 7, 8], (1, 8): [9, 10, 11, 12]}
+
+
+def test_a_label_that_its_dtype_cannot_store_is_named(tmp_path: Path) -> None:
+    recipe, sources = recipe_of(tmp_path, [np.zeros(20, "f4")])
+    recipe = replace(recipe, features=(*recipe.features, Feature("reward", "int8", ())), labels=("reward",))
+    sources[0] = sources[0]._replace(labels=(300,))
+
+    done = write_shard(recipe, task_of([Span(0, 0, 1)], sources))
+
+    assert done.error == f"{tmp_path}/in/000.npy holds 300 in reward, which int8 cannot store"
 
 
 def test_an_episode_larger_than_memory_is_written_shard_by_shard(tmp_path: Path) -> None:
