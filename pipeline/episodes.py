@@ -159,7 +159,8 @@ def attach_labels(episodes: Episodes, labels: Labels, leave_out: Collection[str]
     steps = episodes.steps.copy()
     steps[lacking] = 0
     problems = episodes.problems | {i: f"has no row in {labels.file.rpartition('/')[2]}" for i in lacking}
-    used = np.where(steps > 0, rows, -1) if problems else rows
+    used = rows.copy()
+    used[list(problems)] = -1
     columns = label_columns(labels, used, leave_out)
     names = {array.name for array in episodes.arrays}
     if clash := sorted(names & {column.feature.name for column in columns}):

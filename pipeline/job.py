@@ -70,7 +70,10 @@ def choose_per_record(options: BuildOptions, episodes: Episodes, sections: Mappi
 
     check_window(features_of(episodes, options.window), options.window)
     most = min(options.shard_size // SPANS_PER_SHARD, MAX_RECORD_ARRAY)
-    return replace(options.window, per_record=best_per_record(sections.values(), options.window, record_bytes, most))
+    asked = [options.shards_of(name) or 1 for name in sections]
+    least = [SPANS_PER_SHARD * shards if shards > 1 else 1 for shards in asked]  # so that each is still a fair sample
+    best = best_per_record(sections.values(), options.window, record_bytes, most, least)
+    return replace(options.window, per_record=best)
 
 
 def build(options: BuildOptions | DatasetPlan, on_shards: OnShards | None = None) -> Manifest:
@@ -86,7 +89,9 @@ def build(options: BuildOptions | DatasetPlan, on_shards: OnShards | None = None
     with lock_folder(output) as lock:  # against a second build
         if exists(join(staging, MANIFEST)):  # one that was whole, and interrupted while it was moved into place
             finish_publishing(output, staging)
-            if (finished := published_manifest(output)) and finished.fingerprint == fingerprint:
+            finished = published_manifest(output)
+            refused = finished is not None and finished.nonfinite and planned.options.nonfinite == "fail"
+            if finished is not None and finished.fingerprint == fingerprint and not refused:
                 return finished
         check_output(planned)
         stage_plan(planned)  # tasks and draft of the manifest, for the workers to read

@@ -20,7 +20,7 @@ PATH = "path"
 
 
 # A number that is written with leading zeros is a code, such as 007: as a number it could not be told from 7.
-_INTEGER = re.compile("-?(?:0|[1-9][0-9]{0,29})")
+_INTEGER = re.compile("-?(?:0|[1-9][0-9]*)")
 _FLOAT = re.compile(
     r"[+-]?(?:(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[nN][aA][nN]|[iI][nN][fF])"
 )
@@ -191,10 +191,11 @@ def label_columns(labels: Labels, rows: NDArray[np.int64], leave_out: Collection
 def _type_column(name: str, words: set[str]) -> tuple[Feature, dict[str, int] | dict[str, float]]:
     """The feature that holds these words, and the value of each."""
     if all(map(_INTEGER.fullmatch, words)):
-        integers = {word: int(word) for word in words}
-        if large := [word for word, value in integers.items() if not -(2**63) <= value < 2**63]:
-            raise EpisodeError(f"labels column {name} holds {min(large)}, which no int64 can; make its numbers words")
-        return Feature(name, "int64", ()), integers
+        if large := [word for word in words if len(word) > 20 or not -(2**63) <= int(word) < 2**63]:
+            raise EpisodeError(
+                f"labels column {name} holds {min(large):.100}, which no int64 can; make its numbers words"
+            )
+        return Feature(name, "int64", ()), {word: int(word) for word in words}
     if all(map(_FLOAT.fullmatch, words)):
         return Feature(name, "float64", ()), {word: float(word) for word in words}
     classes = tuple(sorted(words))

@@ -11,12 +11,11 @@ from typing import Literal, get_args
 from shards.errors import OptionError
 from shards.features import DTYPES
 from shards.naming import FEATURE_RULE, NAME_RULE, is_feature_name, is_name, is_split_name, to_name
-from shards.windows import TAILS, Tail, WindowSpec
+from shards.windows import MAX_STEPS_APART, TAILS, Tail, WindowSpec
 
 MIB = 2**20
 OnError = Literal["fail", "skip"]
 Nonfinite = Literal["warn", "fail"]
-_MOST_STEPS = 2**31  # whose products are int64s
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class BuildOptions:
         ):
             if (value is None and option in {"shift", "workers"}) or (option, value) == ("windows_per_record", "auto"):
                 continue
-            most = _MOST_STEPS if option in {"window_length", "shift", "stride", "windows_per_record"} else 2**63
+            most = MAX_STEPS_APART if option in {"window_length", "shift", "stride", "windows_per_record"} else 2**63
             if type(value) is not int or not least <= value < most:
                 reach = f"{least} or more" if most == 2**63 else f"{least} to {most - 1}"
                 auto = " or auto" if option == "windows_per_record" else ""
@@ -123,11 +122,14 @@ class BuildOptions:
 
     def _check_features(self) -> None:
         if self.features is not None:
-            if isinstance(self.features, str) or not self.features or not all(map(is_feature_name, self.features)):
+            names = [] if isinstance(self.features, str) else list(self.features)
+            if not names or not all(isinstance(name, str) and is_feature_name(name) for name in names):
                 raise OptionError(f"features must be a sequence of names, not {self.features!r}; each {FEATURE_RULE}")
             object.__setattr__(self, "features", tuple(self.features))
             if len(set(self.features)) < len(self.features):
                 raise OptionError(f"features names one twice: {', '.join(self.features)}")
+        if not isinstance(self.dtype, Mapping):
+            raise OptionError(f"dtype must be a mapping from features to dtypes, not {self.dtype!r}")
         for feature, dtype in self.dtype.items():
             if dtype not in DTYPES:
                 raise OptionError(f"dtype of {feature} must be one of {', '.join(DTYPES)}, not {dtype!r}")
@@ -136,7 +138,7 @@ class BuildOptions:
         given = "splits_from" if self.splits_from is not None else "splits=dirs" if self.splits == "dirs" else None
         if isinstance(self.splits, Mapping):
             _check_splits(self.splits)
-        elif self.splits not in {None, "dirs"}:
+        elif self.splits not in (None, "dirs"):  # which may be unhashable
             raise OptionError(f"splits must be fractions such as train=0.8,test=0.2, or dirs, not {self.splits!r}")
         for wrong, why in (
             (self.splits_from is not None and self.splits is not None, "splits_from and splits contradict each other"),
@@ -147,7 +149,10 @@ class BuildOptions:
                 "group_by and split_by=time contradict each other: time splits every episode, a group is kept together",
             ),
             (self.purge and self.split_by != "time", "purge is for split_by=time only"),
-            (self.group_by == "", "group_by must be a column of labels or a regular expression"),
+            (
+                not isinstance(self.group_by, str | None) or self.group_by == "",
+                "group_by must be a column of labels or a regular expression",
+            ),
         ):
             if wrong:
                 raise OptionError(why)

@@ -8,7 +8,7 @@ Every order comes from a keyed integer hash and a stable sort, not from a random
 the same input gives the same plan on any machine and NumPy version.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -89,20 +89,32 @@ def plan_splits(
 
 
 def best_per_record(
-    splits: Iterable[Sections], spec: WindowSpec, record_bytes: Callable[[WindowSpec], int], most_bytes: int
+    splits: Iterable[Sections],
+    spec: WindowSpec,
+    record_bytes: Callable[[WindowSpec], int],
+    most_bytes: int,
+    least_records: Sequence[int] = (),
 ) -> int:
     """The `per_record` with which the dataset has the fewest bytes, in records of `most_bytes` at most.
 
-    Few windows a record store overlap again and again, many leave an episode's last record half empty. All of 1 to 32,
-    and from there each that is 1/16 more than the one before, are tried on the episodes there are.
+    Each split must have its `least_records`; where it cannot, windows have a record each. Few windows a record store
+    overlap again and again, many leave an episode's last record half empty. All of 1 to 32, and from there each that is
+    1/16 more than the one before, are tried on the episodes there are.
     """
-    windows, times = np.unique(np.concatenate([spec.count(part.steps) for part in splits]), return_counts=True)
+    counts = [spec.count(part.steps) for part in splits]
+    windows, times = np.unique(np.concatenate(counts), return_counts=True)
+
+    def fits(per_record: int) -> bool:
+        return record_bytes(replace(spec, per_record=per_record)) <= most_bytes and all(
+            int((-(-count // per_record)).sum()) >= least for count, least in zip(counts, least_records, strict=False)
+        )
+
     candidates, candidate = [1], 2
-    while candidate <= windows[-1] and record_bytes(replace(spec, per_record=candidate)) <= most_bytes:
+    while candidate <= windows[-1] and fits(candidate):
         candidates.append(candidate)
         candidate += max(1, candidate // 16)
-    if record_bytes(whole := replace(spec, per_record=int(windows[-1]))) <= most_bytes:
-        candidates.append(whole.per_record)
+    if fits(int(windows[-1])):
+        candidates.append(int(windows[-1]))
 
     def total(per_record: int) -> int:
         records = int((-(-windows // per_record) * times).sum())

@@ -21,8 +21,8 @@ _LARGE_RATIO = 4  # output to input, from which on sharing records is recommende
 def describe_plan(plan: DatasetPlan) -> dict[str, Any]:
     """What a build of this plan would do, as JSON types; sizes in bytes, `ratio` is output to input.
 
-    `tails` say what each policy for the last steps would make of the same sections: the episodes' that have no window
-    then, the zeros it would fill in and the steps that would be in no window.
+    `tails` say what each policy for the last steps would make of them: windows, zeros filled in, steps that are in no
+    window (those of episodes that are too short, or purged, as well), episodes or sections without a window.
     """
     episodes, options, source, manifest = plan.episodes, plan.options, plan.source, plan.manifest
     unused = np.delete(np.arange(len(episodes.paths)), plan.used)
@@ -71,9 +71,10 @@ def _describe_label(feature: Any) -> str:
 
 
 def _tails(plan: DatasetPlan) -> dict[str, dict[str, int]]:
-    """What each tail would make of the episodes, in sections where they are split by time."""
+    """What each tail would make of the episodes, in the same sections where they are split by time."""
     time = plan.options.split_by == "time"
     steps = plan.episodes.steps[plan.episodes.steps > 0]
+    total = int(steps.sum())
     if time:
         steps = np.concatenate([split.sections.steps for split in plan.splits])
     described: dict[str, dict[str, int]] = {}
@@ -84,7 +85,7 @@ def _tails(plan: DatasetPlan) -> dict[str, dict[str, int]]:
         described[tail] = {
             "windows": int(windows.sum()),
             "padded_steps": int((window.length - last)[windows > 0].sum()),
-            "uncovered_steps": int((steps - window.covered(steps)).sum()),
+            "lost_steps": total - int(window.covered(steps).sum()),
             "sections_without_window" if time else "episodes_without_window": int((windows == 0).sum()),
         }
     return described
@@ -165,7 +166,7 @@ def _format_splits(splits: list[dict[str, Any]]) -> str:
 
 def _format_tails(described: dict[str, Any]) -> str:
     chosen = described["window"]["tail"]
-    header = ["tail", "windows", "zeros", "uncovered", "without window"]
+    header = ["tail", "windows", "zero steps", "steps lost", "without window"]
     rows = [
         [f"{tail} (chosen)" if tail == chosen else tail, *(f"{number:,}" for number in numbers.values())]
         for tail, numbers in described["tails"].items()

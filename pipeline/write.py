@@ -297,7 +297,7 @@ def _stored(recipe: Recipe, path: str, first: int, arrays: Mapping[str, np.ndarr
             continue
         array, dtype = arrays[feature.name], feature.numpy_dtype
         if array.dtype.newbyteorder("<") != dtype:
-            with np.errstate(over="ignore"):  # what overflows becomes infinite, and is told as such
+            with np.errstate(over="ignore", invalid="ignore"):  # what overflows becomes infinite, and is told as such
                 cast = array.astype(dtype)
             if dtype.kind in "iu" and not np.can_cast(array.dtype, dtype) and (wrong := cast != array).any():
                 step, value = np.argwhere(wrong)[0], array[wrong].flat[0]
@@ -327,9 +327,9 @@ class Measures:
                 self._parts.setdefault(feature.name, []).append(part)
                 suspect = bool(part.nan.any() or part.infinite.any())
             else:
-                suspect = kind in "fc" and not np.isfinite(values).all()
+                suspect = kind in "fc" and not _finite(values).all()
             if suspect:
-                self._tell(number, episode, feature, cut, ~np.isfinite(values))
+                self._tell(number, episode, feature, cut, ~_finite(values))
 
     def _tell(self, number: int, episode: SourceEpisode, feature: Feature, cut: Cut, bad: NDArray[np.bool_]) -> None:
         count, step = int(bad.sum()), episode.begin
@@ -346,3 +346,9 @@ class Measures:
     def moments(self) -> dict[str, Moments]:
         """The moments of each feature, merged over the spans in their order."""
         return {name: merge(parts) for name, parts in self._parts.items()}
+
+
+def _finite(values: np.ndarray) -> NDArray[np.bool_]:
+    with np.errstate(invalid="ignore"):  # bfloat16 raises it for signalling NaNs
+        finite: NDArray[np.bool_] = np.isfinite(values)
+    return finite

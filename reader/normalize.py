@@ -28,12 +28,13 @@ def normalizing(manifest: Manifest) -> Callable[[Batch], Batch]:
     Errors: OptionError if no feature is a float along time.
     """
     scales = {}
-    floats = [feature.name for feature in manifest.features if feature.shape and "float" in feature.dtype]
+    dtypes = {f.name: f.dtype for f in manifest.features if f.shape and "float" in f.dtype}
     for statistics in manifest.statistics:
-        if statistics.feature in floats:
+        if statistics.feature in dtypes:
             parts = statistics.components
             mean = np.array([part.mean for part in parts])
-            scale = np.array([1 / part.std if part.std > _constant(part.mean) else 0.0 for part in parts])
+            least = 1 / float(np.finfo(np.float64 if dtypes[statistics.feature] == "float64" else np.float32).max)
+            scale = np.array([1 / part.std if part.std > max(_constant(part.mean), least) else 0.0 for part in parts])
             scales[statistics.feature] = (mean, scale)
     if not scales:
         raise OptionError("normalize=True has nothing to do: no feature along time is a float; build with --dtype")

@@ -26,11 +26,23 @@ def check_targets(targets: Targets, manifest: Manifest, provenance: bool) -> Non
             raise OptionError(f'targets={targets!r} is neither "same" nor a feature: {", ".join(names)}')
         if targets in names and len(names) == 1:
             raise OptionError(f"targets={targets!r} leaves nothing for x: it is the only feature")
-        return
-    if not isinstance(targets, int | np.integer) or isinstance(targets, bool):
+    elif not isinstance(targets, int | np.integer) or isinstance(targets, bool):
         raise OptionError(f'targets must be None, "same", a feature, a number of steps or a function, not {targets!r}')
-    if not 0 < targets < manifest.window.length:
+    elif not 0 < targets < manifest.window.length:
         raise OptionError(f"targets={targets} must leave a step to x: windows have {manifest.window.length} steps")
+    if manifest.window.tail == "pad":
+        _check_weighable(targets, manifest)
+
+
+def _check_weighable(targets: str | int, manifest: Manifest) -> None:
+    """OptionError if Keras, whose losses first average over the last axis, cannot weigh steps of y."""
+    for feature in manifest.features:
+        in_y = targets == feature.name or not isinstance(targets, str) or targets == "same"
+        if in_y and len(feature.shape) == 1 and ("float" in feature.dtype or "complex" in feature.dtype):
+            raise OptionError(
+                f"targets={targets!r} makes {feature.name}, one number a step, a part of y, whose padded steps no Keras"
+                " loss can leave out: save the episodes with shape (steps, 1), or give a function as targets"
+            )
 
 
 def splitting(targets: str | int, manifest: Manifest) -> Callable[[Batch], Any]:
@@ -39,7 +51,7 @@ def splitting(targets: str | int, manifest: Manifest) -> Callable[[Batch], Any]:
     "same": (x, x). The name of a feature: (the others, this one). A number h: (the first length - h steps, the last h
     steps) of features along time; values of the episode are in x.
     Where there is a mask, x has it too if y is a value of the episode; if y goes along time, weights are float32 (B,
-    steps of y): 1 for a real step and 0 for another, which is what Keras takes as sample weights.
+    steps of y, 1, ...), with an axis for each of y: 1 for a real step and 0 for another, as Keras takes them.
     """
     along_time = {feature.name for feature in manifest.features if feature.shape}
 
@@ -65,7 +77,17 @@ def _without(batch: Batch, name: str) -> Batch:
 
 
 def _weighted(x: Any, y: Any, mask: tf.Tensor | None) -> Any:
-    return (x, y) if mask is None else (x, y, tf.cast(mask, tf.float32))
+    if mask is None:
+        return x, y
+    real = tf.cast(mask, tf.float32)
+    return x, y, tf.nest.map_structure(lambda values: _weights_of(values, real), y)
+
+
+def _weights_of(values: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
+    """What Keras multiplies the losses of these values with: it wants as many axes as they have but the last one."""
+    if values.shape.rank == 1:  # a value of the episode
+        return tf.ones_like(real[:, 0])
+    return tf.reshape(real, [-1, real.shape[1], *[1] * (values.shape.rank - 2)])
 
 
 def _bare(batch: Batch) -> Any:

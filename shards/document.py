@@ -14,7 +14,9 @@ class Document:
     def __init__(self, document: Any, file: str, place: str) -> None:
         self.document, self._file, self._place = document, file, place
         if not isinstance(document, dict):
-            raise ManifestError(f"{file} is damaged: {place or 'the whole'} is not a JSON object")
+            raise ManifestError(
+                f"{file} is damaged: {place or 'the whole'} is not a JSON object; copy or build the dataset again"
+            )
         self._unread = set(document)
 
     def wrong(self, key: str, why: str) -> ManifestError:

@@ -44,23 +44,23 @@ class Gatherer:
     def __init__(self, folder: Path, manifest: Manifest, split: Split, columns: Sequence[Feature], maps: int) -> None:
         self._layout, self._spec, self._columns = manifest.layout, manifest.window, columns
         self._fields = [manifest.layout.field(column.name) for column in columns]
-        shared = self._spec.per_record > 1
-        kind: Any = _SharedRecords if shared else _Records
+        self._shared = self._spec.per_record > 1
+        kind: Any = _SharedRecords if self._shared else _Records
         self._shard = lru_cache(maxsize=maps)(lambda i: kind(folder, manifest, split.shards[i]))
         self._local = threading.local()
         self._block = max(1, _BLOCK_BYTES // self._layout.record_bytes)
-        whole = 2 * sum(column.nbytes for column in columns) >= self._layout.record_bytes < _LARGE_WINDOW
-        self._copy = self._copy_shared if shared else self._copy_blocks if whole else self._copy_fields
+        self._whole = 2 * sum(column.nbytes for column in columns) >= self._layout.record_bytes < _LARGE_WINDOW
 
     def gather(self, shards: Int64s, rows: Int64s, outs: Sequence[np.ndarray]) -> None:
         """outs[c][j] = column c of window rows[j] of shard shards[j]; outs[c] is a contiguous (n, *shape of c)."""
         narrow = np.min_scalar_type(int(shards.max()))  # NumPy sorts 8 and 16 bits several times faster than 64
         order = np.argsort(shards.astype(narrow), kind="stable")
+        copy: Any = self._copy_shared if self._shared else self._copy_blocks if self._whole else self._copy_fields
         ends = np.flatnonzero(np.diff(shards[order], append=-1)) + 1
         begin = 0
         for end in ends.tolist():
             chosen = order[begin:end]
-            self._copy(self._shard(int(shards[chosen[0]])), rows[chosen], chosen, outs)
+            copy(self._shard(int(shards[chosen[0]])), rows[chosen], chosen, outs)
             begin = end
 
     def _copy_fields(self, shard: "_Records", rows: Int64s, places: Int64s, outs: Sequence[np.ndarray]) -> None:
@@ -138,9 +138,10 @@ class _SharedRecords(_Records):
             left = self._integer("valid")[records] - offsets  # steps to the end of what is real
             valid: Int64s = np.minimum(-(-left // self._spec.stride), self._spec.length)
             return valid
-        if column in (EPISODE, START):
+        field = self._layout.field(column.name)
+        if field.encoding == "varint":
             return self._integer(column.name)[records] + (offsets if column == START else 0)
-        return self._layout.field(column.name).values(self.records)[records]
+        return field.values(self.records)[records]
 
     def windows(self, field: Field, column: Feature) -> np.ndarray:
         """Every window that could be cut from the records: a view (records, first step, length, ...)."""

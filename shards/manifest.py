@@ -21,7 +21,7 @@ from .features import DTYPES, Feature
 from .moments import Statistics, parse_statistics, statistics_document
 from .naming import EPISODES, MANIFEST, RESERVED, ShardName, is_feature_name, is_split_name
 from .record import MAX_RECORD_ARRAY, MAX_RECORD_BYTES, RecordLayout, record_layout
-from .windows import TAILS, Tail, WindowSpec
+from .windows import MAX_STEPS_APART, TAILS, Tail, WindowSpec
 
 FORMAT = "episode-windows"
 FORMAT_VERSION = 1
@@ -269,7 +269,7 @@ def parse_manifest(text: bytes, file: str = MANIFEST) -> Manifest:
     Errors: FormatVersionError for a newer format, ManifestError for anything missing, unknown or contradictory.
     """
     try:
-        document = json.loads(text)
+        document = json.loads(text.decode())
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"{file} is damaged: not JSON ({error}); copy or build the dataset again") from None
     top = Document(document, file, "")
@@ -284,7 +284,10 @@ def parse_manifest(text: bytes, file: str = MANIFEST) -> Manifest:
     spec = _parse_window(top.object("window"))
     name = top.name("name")
     features, layout = _parse_features(top, spec)
-    splits = tuple(_parse_split(split, name, spec, layout.record_bytes) for split in top.objects("splits"))
+    splitting = _parse_splitting(top.object("splitting"))
+    splits = tuple(
+        _parse_split(split, name, spec, layout.record_bytes, splitting.by) for split in top.objects("splits")
+    )
     names = [split.name for split in splits]
     if not names or len(set(names)) < len(names):
         raise top.wrong("splits", "must be named apart, and one at least")
@@ -294,13 +297,16 @@ def parse_manifest(text: bytes, file: str = MANIFEST) -> Manifest:
         seed=top.integer("seed"),
         features=features,
         source=_parse_source(top.object("source")),
-        splitting=_parse_splitting(top.object("splitting")),
+        splitting=splitting,
         splits=splits,
         statistics=(),
         nonfinite=tuple(_parse_nonfinite(item, features) for item in top.objects("nonfinite")),
         episodes_sha256=_parse_episodes_file(top.object("episodes_file")),
         fingerprint=top.digest("fingerprint"),
     )
+    places = [(place.episode, place.feature) for place in manifest.nonfinite]
+    if len(places) > MAX_NONFINITE or places != sorted(set(places)):
+        raise top.wrong("nonfinite", f"must have {MAX_NONFINITE} entries at most, in order of episode and feature")
     manifest = replace(manifest, statistics=_parse_statistics(top.object("statistics"), manifest))
     top.end()
     episodes, total = manifest.source.episodes, sum(split.episodes for split in splits)
@@ -318,6 +324,9 @@ def _parse_window(item: Document) -> WindowSpec:
         per_record=item.integer("windows_per_record", least=1),
     )
     item.end()
+    for key, value in window_document(spec).items():
+        if isinstance(value, int) and value >= MAX_STEPS_APART:
+            raise item.wrong(key, f"is {value}; less than {MAX_STEPS_APART} is allowed")
     return spec
 
 
@@ -340,6 +349,8 @@ def _parse_features(top: Document, spec: WindowSpec) -> tuple[tuple[Feature, ...
             raise item.wrong("shape", f"must begin with the steps of a record, {spec.record_steps}")
         if stored.classes and (stored.dtype, stored.shape) != ("int64", ()):
             raise item.wrong("classes", "belong to an int64 value of an episode only")
+        if len(set(stored.classes)) < len(stored.classes):
+            raise item.wrong("classes", "must be named apart")
         total += stored.nbytes
         features.append(replace(stored, shape=(spec.length, *stored.shape[1:])) if stored.shape else stored)
     if not any(feature.shape for feature in features):
@@ -397,7 +408,7 @@ def _parse_nonfinite(item: Document, features: Sequence[Feature]) -> Nonfinite:
     return nonfinite
 
 
-def _parse_split(item: Document, dataset: str, spec: WindowSpec, record_bytes: int) -> Split:
+def _parse_split(item: Document, dataset: str, spec: WindowSpec, record_bytes: int, by: SplitBy) -> Split:
     name = item.name("name")
     if not is_split_name(name):
         raise item.wrong("name", f"is {name!r}, which cannot name a split")
@@ -417,6 +428,8 @@ def _parse_split(item: Document, dataset: str, spec: WindowSpec, record_bytes: i
     fraction = item.optional_text("fraction")
     if fraction is not None and not re.fullmatch(r"[0-9]+|[0-9]*\.[0-9]+", fraction):
         raise item.wrong("fraction", f"is {fraction!r:.200}, not a decimal number")
+    if (fraction is None) != (by == "given"):
+        raise item.wrong("fraction", "must be null where episodes' splits were given, and only there")
     split = Split(name, fraction, item.integer("episodes"), tuple(shards))
     item.expect("records", split.records)
     item.expect("windows", split.windows)

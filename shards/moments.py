@@ -313,6 +313,8 @@ def parse_statistics(item: Document) -> Statistics:
             raise lists.wrong(key, "must have as many entries as the other lists, and one at least")
     components = tuple(Summary(*row) for row in zip(*columns.values(), strict=True))
     for document, summary in ((one, whole), *((lists, component) for component in components)):
+        if not summary.count and (summary.mean, summary.std, summary.min, summary.max) != (0.0,) * 4:
+            raise document.wrong("count", "is 0, and so must be mean, std, min and max")
         if summary.std < 0:
             raise document.wrong("std", f"is {summary.std}, less than 0")
         if not summary.min <= summary.mean <= summary.max:

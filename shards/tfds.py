@@ -39,7 +39,9 @@ def features_json(manifest: Manifest) -> bytes:
 def class_name_files(manifest: Manifest) -> dict[str, bytes]:
     """{file name: bytes} of the files in which TFDS looks for the names of classes, one a line."""
     return {
-        f"{feature.name}.labels.txt": "".join(" ".join(name.split()) + "\n" for name in feature.classes).encode()
+        f"{feature.name}.labels.txt": "".join(
+            (" ".join(name.split()) or "_") + "\n" for name in feature.classes
+        ).encode()
         for feature in manifest.features
         if feature.classes
     }

@@ -13,6 +13,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+#: Lengths, shifts, strides and windows a record are smaller, so that products of two are int64s.
+MAX_STEPS_APART = 2**31
+
 Tail = Literal["drop", "pad", "align"]
 TAILS: tuple[Tail, ...] = get_args(Tail)
 Steps = Any  # an int or an int64 array

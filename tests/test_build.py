@@ -116,6 +116,82 @@ def test_every_number_of_workers_and_order_of_files_gives_the_same_bytes(
     assert results == [results[0]] * 4
 
 
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Archives of two arrays and a value, of any scale, with a few values that are not finite, and their labels."""
+    folder, random = tmp_path_factory.mktemp("several") / "in", np.random.default_rng(5)
+    folder.mkdir()
+    rows = ["path,who,reward"]
+    for i, steps in enumerate((300, 10, 444, 64, 150, 90, 121)):
+        x = (random.standard_normal((steps, 3)) * 10.0 ** random.integers(-6, 6)).astype(np.float32)
+        x[steps // 2, i % 3] = [np.nan, np.inf, -np.inf][i % 3]
+        save = np.savez_compressed if i % 2 else np.savez
+        save(folder / f"e{i}.npz", x=x, y=random.integers(0, 256, (steps, 2, 2), np.uint8), gain=np.float64(i))
+        rows.append(f"e{i}.npz,{'abc'[i % 3]},{i / 3}")
+    (folder.parent / "labels.csv").write_text("\n".join(rows) + "\n")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"group_by": "who", "splits": {"train": "0.6", "test": "0.4"}, "windows_per_record": "auto", "tail": "pad"},
+        {"split_by": "time", "purge": 3, "splits": {"train": "0.5", "test": "0.5"}, "stride": 2, "tail": "align"},
+    ],
+    ids=["grouped", "time"],
+)
+def test_every_number_of_workers_gives_the_same_statistics_and_everything(
+    several: str, tmp_path: Path, how: dict[str, object]
+) -> None:
+    results = []
+    for workers in (1, 2, 3):
+        output, labels = tmp_path / str(workers), os.path.dirname(several) + "/labels.csv"
+        manifest = build(options(several, output, workers=workers, labels=labels, num_shards={"train": 4}, **how))
+        results.append(digests(output))
+    assert results == [results[0]] * 3
+    assert [each.feature for each in manifest.statistics] == ["x", "y"]
+    assert {(each.episode, each.feature) for each in manifest.nonfinite} <= {(i, "x") for i in range(7)}
+    assert manifest.nonfinite
+    train = open_dataset(tmp_path / "1")["train"]
+    assert set(train[:]) >= {"gain", "x", "y", "who", "reward"}
+
+
+def test_a_single_huge_file_is_written_by_two_workers_in_bounded_memory(tmp_path: Path) -> None:
+    steps, columns = 2**21, 48
+    nbytes = 4 * steps * columns  # 384 MiB of zeros that take no room, but for the ends
+    (tmp_path / "in").mkdir()
+    with (tmp_path / "in" / "huge.npy").open("wb") as file:
+        header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({steps}, {columns}), }}".encode()
+        file.write(b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + header.ljust(117) + b"\n")
+        file.write(np.ones(columns, "<f4").tobytes())
+        file.truncate(128 + nbytes)
+        file.seek(-4 * columns, os.SEEK_END)
+        file.write(np.full(columns, 2, "<f4").tobytes())
+    arguments = ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--window_length", "1024"]
+    arguments += ["--shard_size", "8MiB", "--workers", "2"]
+    measured = (
+        "import resource, sys; from pipeline.__main__ import main; status = main(sys.argv[1:]);"
+        "print('peak', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024); sys.exit(status)"
+    )
+    command = [sys.executable, "-c", measured, "build", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
+    assert done.returncode == 0, done.stderr
+    dataset = open_dataset(tmp_path / "out")
+    manifest = dataset.manifest
+    (split,) = manifest.splits
+    assert len(split.shards) == 49
+    assert (split.windows, manifest.source.bytes) == (steps // 1024, nbytes)
+    for shard in split.shards:
+        assert (tmp_path / "out" / shard.file).stat().st_size == shard.bytes
+    where = dataset["train"].provenance()
+    assert sorted(where["start"].tolist()) == list(range(0, steps, 1024))
+    total = manifest.statistics[0].total
+    assert (total.count, total.min, total.max) == (steps * columns, 0, 2)
+    assert total.mean == pytest.approx(3 / steps, rel=1e-12)
+    peak = int(done.stdout.rstrip().rpartition("peak ")[2])  # MiB, of the largest process; the shards are 8 MiB
+    assert 0 < peak < 250
+
+
 def test_the_seed_changes_the_order_and_the_splits(inputs: str, tmp_path: Path) -> None:
     got = [digests(tmp_path / str(seed)) for seed in (1, 2) if build(options(inputs, tmp_path / str(seed), seed=seed))]
     shards = [name for name in got[0] if ".tfrecord-" in name]
@@ -194,13 +270,15 @@ def test_an_episode_that_shrinks_after_planning_fails_the_build_by_name(
 ) -> None:
     source = save_episodes(tmp_path / "in", episodes)
     planned = plan(options(source, tmp_path / "out", workers=2))
+    train, test = (split.sections.episodes.tolist() for split in planned.splits)
+    assert 2 in train
     os.truncate(tmp_path / "in" / "e002.npy", 1000)
-    (tmp_path / "in" / "e005.npy").unlink()
+    (tmp_path / "in" / f"e{test[0]:03d}.npy").unlink()
     with pytest.raises(BuildError) as caught:
         build(planned)
     message = str(caught.value)
     assert "e002.npy ended before its 333 steps: it changed while the build ran" in message
-    assert "e005.npy could not be read while the build ran: No such file or directory" in message
+    assert f"e{test[0]:03d}.npy could not be read while the build ran: No such file or directory" in message
     assert "No dataset was written" in message
     assert os.listdir(tmp_path / "out") == ["incomplete.tmp"]
 
@@ -391,4 +469,4 @@ def test_a_second_build_into_the_folder_is_refused(
         build(second)
     _, error = running.communicate(timeout=120)
     assert running.returncode == 0, error
-    assert open_dataset(tmp_path / "out").manifest.shift == 1
+    assert open_dataset(tmp_path / "out").manifest.window.shift == 1

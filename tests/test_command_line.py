@@ -36,37 +36,54 @@ def test_plan_tells_what_build_would_do_and_writes_nothing(inputs: str, tmp_path
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == f"dataset   my_data in {output}"
-    assert lines[1:8] == [
-        "episodes  2 of 3 used: 140 steps, 840 B, int16 of shape (steps, 3)",
-        "windows   31 of 10 steps, 4 apart",
+    assert lines[1:14] == [
+        "episodes  2 of 3 used: 140 steps, 840 B",
+        "features  window: int16 with shape (steps, 3)",
+        "windows   31 of 10 steps; a window every 4 steps; tail: drop",
         "too short 1 episodes have no window: run1/s.npy",
         "uncovered 4 steps (2.9%) lie in no window",
         "",
         "split  episodes  windows             share  shards     size",
         "train         2       31  100.0% (1 asked)       1  4.4 KiB",
+        "",
+        "tail           windows  zero steps  steps lost  without window",
+        "drop (chosen)       31           0          11               1",
+        "pad                 34           7           0               0",
+        "align               33           0           7               1",
     ]
-    assert lines[9].startswith("output    4.4 KiB, 5.31 times the input; free there: ")
+    assert lines[15].startswith("output    4.4 KiB, 5.31 times the input; free there: ")
+    assert lines[16:] == [
+        "smaller   1.3 KiB with --windows_per_record 12: windows that overlap share a record (auto chooses the number)"
+    ]
     assert not output.exists()
 
 
 def test_plan_speaks_json(inputs: str, tmp_path: Path) -> None:
     arguments = ["--window_length", "10", "--shift", "4", "--splits", "train=0.5,test=0.5", "--num_shards", "train=3"]
+    arguments += ["--windows_per_record", "1"]
     done = run("plan", "--json", "--input", inputs, "--output", str(tmp_path / "out"), *arguments)
     described = json.loads(done.stdout)
     assert described.pop("free_bytes") > 0
     splits = described.pop("splits")
+    assert described.pop("recommended") is None  # two shards of records that are shared would hold too few of them
     assert described == {
         "name": "out",
         "output": str(tmp_path / "out"),
-        "window": {"length": 10, "shift": 4},
+        "window": {"length": 10, "shift": 4, "stride": 1, "tail": "drop", "windows_per_record": 1},
         "episodes": {"found": 3, "used": 2},
-        "dtype": "int16",
-        "step_shape": [3],
+        "features": ["window: int16 with shape (steps, 3)"],
         "steps": 140,
         "input_bytes": 840,
         "uncovered_steps": 4,
+        "tails": {
+            "drop": {"windows": 31, "padded_steps": 0, "lost_steps": 11, "episodes_without_window": 1},
+            "pad": {"windows": 34, "padded_steps": 7, "lost_steps": 0, "episodes_without_window": 0},
+            "align": {"windows": 33, "padded_steps": 0, "lost_steps": 7, "episodes_without_window": 1},
+        },
         "short": ["run1/s.npy"],
         "skipped": {},
+        "labels_without_episode": [],
+        "splitting": {"by": "episode", "group_by": None, "purge": 0},
         "record_bytes": 144,
         "windows": 31,
         "bytes": 4464,
@@ -127,26 +144,34 @@ def test_info_prints_a_dataset(inputs: str, tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].startswith("dataset   out, seed 5, fingerprint ")
     assert lines[1:] == [
-        "source    2 episodes, 140 steps, int16; left out: 1 too short; 4 steps lie in no window",
-        "windows   31 of 10 steps, 4 apart; 4.4 KiB",
+        "source    2 episodes, 140 steps, 840 B; left out: 1 too short; 4 steps lie in no window",
+        "windows   31 of 10 steps; a window every 4 steps; tail: drop; 4.4 KiB",
+        "split by  whole episodes",
         "",
         "split  episodes  windows  shards     size",
         "train         2       31       1  4.4 KiB",
         "",
         "a record has 144 bytes",
-        "feature  dtype    shape  encoding  offset",
+        "feature  dtype    shape  encoding  offset  classes",
         "window   int16  (10, 3)     bytes      36",
         "episode  int64       ()    varint     113",
         "start    int64       ()    varint     134",
+        "",
+        "of train, each step once",
+        "feature  count     mean      std  min  max  nan  infinite",
+        "window     408  121.353  84.4025    0  293    0         0",
+        "  [0]      136  120.353  84.3985    0  291    0         0",
+        "  [1]      136  121.353  84.3985    1  292    0         0",
+        "  [2]      136  122.353  84.3985    2  293    0         0",
     ]
     described = json.loads(run("info", output, "--json", module="shards").stdout)
     assert (described["windows"], described["record_bytes"], described["source"]["short"]) == (31, 144, 1)
 
 
 MISTAKES = [
-    (["--window_length", "0"], "window_length must be a whole number of 1 or more, not 0"),
+    (["--window_length", "0"], "window_length must be a whole number of 1 to 2147483647, not 0"),
     (["--window_length", "ten"], "argument --window_length: invalid int value: 'ten'"),
-    (["--window_length", "10", "--shift", "-1"], "shift must be a whole number of 1 or more, not -1"),
+    (["--window_length", "10", "--shift", "-1"], "shift must be a whole number of 1 to 2147483647, not -1"),
     (["--window_length", "10", "--splits", "train=0.8"], "fractions must add up to 1, but 0.8 = 0.8"),
     (["--window_length", "10", "--splits", "all=1"], "split 'all' must be"),
     (["--window_length", "10", "--num_shards", "test=2"], "num_shards names 'test', which is none of the splits"),
@@ -160,7 +185,27 @@ MISTAKES = [
     (["--window_length", "10", "extra"], "unexpected argument 'extra'"),
     (["--window_length", "101"], "no episode is as long as one window"),
     (["--window_length", "10", "--splits", "a=0.5,b=0.25,c=0.25"], "3 splits need as many episodes"),
-    (["--window_length", "100000000000"], "has 600000000000 bytes; at most 268435455 fit a record"),
+    (["--window_length", "100000000000"], "window_length must be a whole number of 1 to 2147483647, not 100000000000"),
+    (["--window_length", "100000000", "--tail", "pad"], "has 600000000 bytes with window; at most 268435455 an array"),
+    (["--window_length", "10", "--stride", "12"], "no episode is as long as one window, 109 steps"),
+    (["--window_length", "10", "--tail", "keep"], "argument --tail: invalid choice: 'keep'"),
+    (
+        ["--window_length", "10", "--windows_per_record", "many"],
+        "windows_per_record must be a whole number of 1 or more",
+    ),
+    (["--window_length", "10", "--windows_per_record", "99999999"], "a smaller window_length or fewer windows_per_rec"),
+    (["--window_length", "10", "--features", "start"], "features must be a sequence of names, not ('start',)"),
+    (["--window_length", "10", "--features", "state"], "has no array 'state'; it holds window"),
+    (["--window_length", "10", "--dtype", "window"], "dtype must be like observation=float16, not 'window'"),
+    (["--window_length", "10", "--dtype", "window=bool"], "dtype cannot store window, which is int16, as bool"),
+    (["--window_length", "10", "--dtype", "x=int8"], "dtype names x, but the features are window"),
+    (["--window_length", "10", "--labels", "nowhere.csv"], "labels file nowhere.csv cannot be read"),
+    (["--window_length", "10", "--splits_from", "fold"], "splits_from names a column of labels: give labels"),
+    (["--window_length", "10", "--splits", "dirs", "--split_by", "time"], "splits=dirs and split_by=time contradict"),
+    (["--window_length", "5", "--splits", "dirs", "--num_shards", "test=1"], "num_shards names 'test', which is none"),
+    (["--window_length", "10", "--group_by", "("], "group_by '(' is no regular expression"),
+    (["--window_length", "10", "--purge", "3"], "purge is for split_by=time only"),
+    (["--window_length", "10", "--nonfinite", "drop"], "argument --nonfinite: invalid choice: 'drop'"),
     (["--window_length", "10", "--workers", "0"], "workers must be a whole number of 1 or more"),
     ([], "the following arguments are required: --window_length"),
 ]
@@ -187,7 +232,7 @@ def test_missing_input_is_named(tmp_path: Path, command: str) -> None:
     (tmp_path / "empty").mkdir()
     done = run(command, "--input", str(tmp_path / "empty"), *arguments)
     assert done.returncode == 2
-    assert f"input '{tmp_path / 'empty'}' matches no .npy file" in done.stderr
+    assert f"input '{tmp_path / 'empty'}' matches no .npy or .npz file" in done.stderr
 
 
 def test_bad_files_are_reported_together_or_skipped(tmp_path: Path, save_episodes: SaveEpisodes) -> None:
@@ -212,13 +257,110 @@ def test_bad_files_are_reported_together_or_skipped(tmp_path: Path, save_episode
     assert done.returncode == 0
     assert "skipped   3 files cannot be used: empty.npy is empty, " in done.stdout
     assert (tmp_path / "out" / "episodes.csv").read_text().splitlines() == [
-        "episode,path,split,steps,windows,left_out",
-        "0,better.npy,train,30,3,",
-        "1,empty.npy,,0,0,is empty",
-        "2,good.npy,train,20,2,",
-        '3,other.npy,,0,0,"is float32 with shape (steps, 2) where most episodes are float32 with shape (steps,)"',
-        "4,text.npy,,0,0,is no .npy file: it does not begin with the .npy magic bytes",
+        "episode,path,steps,split,begin,end,windows,group,left_out",
+        "0,better.npy,30,train,0,30,3,,",
+        "1,empty.npy,0,,0,0,0,,is empty",
+        "2,good.npy,20,train,0,20,2,,",
+        '3,other.npy,0,,0,0,0,,"is float32 with shape (steps, 2) where most episodes are float32 with shape (steps,)"',
+        "4,text.npy,0,,0,0,0,,is no .npy file: it does not begin with the .npy magic bytes",
     ]
+
+
+def save_spoilt(folder: Path) -> str:
+    """Two episodes of two arrays and a value, of which one is not finite in three places."""
+    folder.mkdir()
+    x, y = np.zeros((30, 2), np.float32), np.zeros(30)
+    np.savez(folder / "a.npz", x=x, y=y, gain=1.5)
+    x[[7, 20], 1], y[25], x[29, 0] = np.nan, np.inf, np.nan
+    np.savez(folder / "b.npz", x=x, y=y, gain=-np.inf)
+    return str(folder)
+
+
+def test_build_warns_of_what_is_not_finite(tmp_path: Path) -> None:
+    source, output = save_spoilt(tmp_path / "in"), str(tmp_path / "out")
+    done = run("build", "--input", source, "--output", output, "--window_length", "9", "--shift", "4", "--workers", "1")
+    assert done.returncode == 0
+    assert [line for line in done.stderr.splitlines() if "shards" not in line] == [
+        "warning: b.npz has 1 NaN or infinite values in gain, the first in step 0",
+        "warning: b.npz has 2 NaN or infinite values in x, the first in step 7",
+        "warning: b.npz has 1 NaN or infinite values in y, the first in step 25",
+    ]  # the last step is in no window
+    assert "wrote 12 windows" in done.stdout
+    info = run("info", output, module="shards").stdout.splitlines()
+    assert info[-3:] == [
+        "not finite: 1 values in episode 1, gain, from step 0 on",
+        "not finite: 2 values in episode 1, x, from step 7 on",
+        "not finite: 1 values in episode 1, y, from step 25 on",
+    ]
+
+
+def test_build_fails_for_what_is_not_finite_if_told_so(tmp_path: Path) -> None:
+    source, output = save_spoilt(tmp_path / "in"), tmp_path / "out"
+    arguments = ["--input", source, "--output", str(output), "--window_length", "9", "--workers", "1"]
+    arguments += ["--nonfinite", "fail"]
+    whole = run("build", *arguments)
+    assert whole.returncode == 1
+    assert f"{source}/b.npz holds NaN or infinite values in gain, for the whole episode\n" in whole.stderr
+    steps = run("build", *arguments, "--features", "x,y")
+    assert steps.returncode == 1
+    assert f"{source}/b.npz holds NaN or infinite values in x, from step 7 on\n" in steps.stderr
+    assert "No dataset was written" in steps.stderr
+    assert "Traceback" not in whole.stderr + steps.stderr
+    assert not (output / "manifest.json").exists()
+
+
+def test_every_flag_reaches_the_dataset(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    for i in range(6):
+        np.savez(source / f"s{i % 3}_{i}.npz", x=np.arange(40 + i), y=np.zeros((40 + i, 2)), z=np.zeros(3))
+    rows = [f"s{i % 3}_{i}.npz,{i / 2},{'ab'[i % 2]}" for i in range(6)]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,score,side", *rows, "gone.npz,1,c"]) + "\n")
+    flags = {
+        "window_length": "5",
+        "shift": "3",
+        "stride": "2",
+        "tail": "pad",
+        "windows_per_record": "4",
+        "features": "y,x",
+        "dtype": "x=int16,score=float16",
+        "labels": str(tmp_path / "labels.csv"),
+        "name": "all",
+        "splits": "train=0.5,test=0.5",
+        "split_by": "hash",
+        "group_by": "s[0-9]",
+        "seed": "2",
+        "num_shards": "train=2",
+        "workers": "1",
+        "nonfinite": "fail",
+    }
+    arguments = ["--input", str(source), "--output", str(tmp_path / "out")]
+    done = run("build", *arguments, *(f"--{flag}={value}" for flag, value in flags.items()))
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_bytes())
+    assert manifest["window"] == {"length": 5, "shift": 3, "stride": 2, "tail": "pad", "windows_per_record": 4}
+    assert [(f["name"], f["dtype"], f["shape"], f["classes"]) for f in manifest["features"]] == [
+        ("y", "float64", [18, 2], []),
+        ("x", "int16", [18], []),
+        ("score", "float16", [], []),
+        ("side", "int64", [], ["a", "b"]),
+        ("episode", "int64", [], []),
+        ("count", "int64", [], []),
+        ("valid", "int64", [], []),
+        ("start", "int64", [], []),
+    ]
+    assert manifest["splitting"] == {"by": "hash", "group_by": "s[0-9]", "purge": 0}
+    assert (manifest["name"], manifest["seed"]) == ("all", 2)
+    assert [(split["name"], len(split["shards"])) for split in manifest["splits"]] == [("train", 2), ("test", 1)]
+    assert "labels    1 rows are of no episode: gone.npz" in done.stdout.splitlines()
+
+
+def test_splits_may_be_cut_along_time_from_the_command_line(inputs: str, tmp_path: Path) -> None:
+    arguments = ["--window_length", "10", "--splits", "train=0.5,test=0.5", "--split_by", "time", "--purge", "4"]
+    done = run("plan", "--json", "--input", inputs, "--output", str(tmp_path / "out"), *arguments)
+    described = json.loads(done.stdout)
+    assert described["splitting"] == {"by": "time", "group_by": None, "purge": 4}
+    assert [split["windows"] for split in described["splits"]] == [6, 6]
 
 
 @pytest.mark.parametrize("arguments", [["info"], ["info", "nowhere"], ["look", "x"], ["info", "x", "--what"], []])

@@ -271,6 +271,45 @@ def test_datasets_and_windows_say_what_they_are(dataset: Dataset, small: Path) -
     assert repr(opened["train"]) == "<Windows 'train' of 'small': {'window': (12, 2)}>"
 
 
+def test_windows_of_several_features_say_what_they_are(tmp_path: Path, build_here: BuildHere) -> None:
+    (tmp_path / "in").mkdir()
+    np.savez(tmp_path / "in" / "a.npz", x=np.zeros((7, 2), "f4"), gain=np.float64(3))
+    dataset = build_here(
+        str(tmp_path / "in"), tmp_path / "out", window_length=4, shift=2, tail="pad", windows_per_record=2
+    )
+
+    assert repr(dataset["train"]) == "<Windows 'train' of 'out': {'gain': (3,), 'x': (3, 4, 2), 'valid': (3,)}>"
+    assert repr(dataset).endswith("windows train=3>")
+
+
+@pytest.mark.parametrize("per_record", [1, 3])
+def test_an_episode_split_by_time_is_located_by_its_own_steps(
+    tmp_path: Path, save_episodes: SaveEpisodes, build_here: BuildHere, per_record: int
+) -> None:
+    arrays = [np.arange(100), np.arange(1000, 1060)]
+    dataset = build_here(
+        save_episodes(tmp_path / "in", arrays),
+        tmp_path / "out",
+        window_length=5,
+        shift=2,
+        tail="align",
+        windows_per_record=per_record,
+        splits={"train": "0.7", "test": "0.3"},
+        split_by="time",
+    )
+
+    assert dataset.episode_paths == ("e000.npy", "e001.npy")
+    steps: dict[str, set[int]] = {}
+    for name, windows in dataset.items():
+        for i, window in enumerate(windows):
+            path, start = windows.locate(i)
+            array = arrays[int(path[3])]
+            assert window["window"].tolist() == array[start : start + 5].tolist()
+            steps.setdefault(name, set()).update(window["window"].tolist())
+    assert not steps["train"] & steps["test"]
+    assert max(steps["train"] & set(range(100))) < min(steps["test"])
+
+
 def test_more_shards_are_read_than_are_kept_open(
     tmp_path: Path, save_episodes: SaveEpisodes, build_here: BuildHere
 ) -> None:
@@ -349,7 +388,8 @@ def test_a_missing_list_of_episodes_is_named(small: Path) -> None:
 
 def test_episodes_are_listed_with_what_became_of_them(small: Path) -> None:
     assert (small / "episodes.csv").read_text() == (
-        "episode,path,split,steps,windows,left_out\n0,one.npy,train,7,6,\n1,two.npy,train,7,6,\n"
+        "episode,path,steps,split,begin,end,windows,group,left_out\n"
+        "0,one.npy,7,train,0,7,6,,\n1,two.npy,7,train,0,7,6,,\n"
     )
     assert open_dataset(small).episode_paths == ("one.npy", "two.npy")
 

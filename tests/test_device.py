@@ -26,15 +26,28 @@ for _ in range(2):
     devices = {tensor.device.rpartition("/")[2] for batch in device for tensor in batch}
     windows = sum(len(x) for x, _ in device)
     print(devices, windows)
+whole = prefetch(load(sys.argv[2], batch_size=4, normalize=True), "/device:CPU:1")
+devices = {tensor.device.rpartition("/")[2] for batch in whole for tensor in batch.values()}
+print(sorted(whole.element_spec), devices, sum(int(batch["mask"].numpy().sum()) for batch in whole))
 """
 
 
 def test_batches_are_prefetched_onto_the_named_device(
     tmp_path: Path, save_episodes: SaveEpisodes, build_here: BuildHere
 ) -> None:
-    inputs = save_episodes(tmp_path / "in", [np.arange(40, dtype=np.float32)])
-    build_here(inputs, tmp_path / "out", window_length=4)
+    inputs = save_episodes(tmp_path / "in", [np.arange(42, dtype=np.float32)])
+    for tail in ("drop", "pad"):
+        build_here(inputs, tmp_path / tail, window_length=4, shift=3, tail=tail)
     done = subprocess.run(
-        [sys.executable, "-c", CODE, str(tmp_path / "out")], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", CODE, str(tmp_path / "drop"), str(tmp_path / "pad")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
-    assert done.stdout.splitlines() == ["3 3 True", "{'device:CPU:1'} 10", "{'device:CPU:1'} 10"], done.stderr
+    assert done.stdout.splitlines() == [
+        "4 4 True",
+        "{'device:CPU:1'} 13",
+        "{'device:CPU:1'} 13",
+        "['mask', 'window'] {'device:CPU:1'} 55",
+    ], done.stderr

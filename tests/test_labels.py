@@ -202,7 +202,7 @@ def test_numbers(cells: tuple[str, ...], values: tuple[int | float, ...]) -> Non
     assert list(map(type, column.values)) == list(map(type, values))
 
 
-@pytest.mark.parametrize("number", ["9223372036854775808", "-9223372036854775809", "9" * 30, "9" * 31, "1" * 5000], ids=len)
+@pytest.mark.parametrize("number", [str(2**63), str(-(2**63) - 1), "9" * 30, "9" * 31, "1" * 5000], ids=len)
 def test_an_integer_that_no_int64_can_hold_is_refused(number: str) -> None:
     with pytest.raises(EpisodeError, match=f"column big holds {number[:30]}.*, which no int64 can; make its number"):
         type_of("1", number, "2", name="big")

@@ -34,8 +34,9 @@ def episodes() -> list[np.ndarray]:
     return [np.arange(steps * 2, dtype=np.float32).reshape(steps, 2) + 1000 * i for i, steps in enumerate([50, 20, 81])]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[1, 4], ids=["one_a_record", "four_a_record"])
 def folder(
+    request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     episodes: list[np.ndarray],
     save_episodes: SaveEpisodes,
@@ -48,6 +49,7 @@ def folder(
         window_length=LENGTH,
         shift=SHIFT,
         num_shards=4,
+        windows_per_record=request.param,
         name="waves",
     )
     return root / "out"

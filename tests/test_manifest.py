@@ -261,6 +261,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
     record_bytes = record_layout(features, spec).record_bytes
     name = draw(names)
     split_names = draw(st.lists(names.filter(lambda text: text != "all"), min_size=1, max_size=3, unique=True))
+    splitting = draw(splittings)
     splits = []
     for split in split_names:
         sizes = draw(st.lists(st.integers(1, 1000), min_size=1, max_size=4))
@@ -274,9 +275,8 @@ def manifests(draw: st.DrawFn) -> Manifest:
             )
             for i, records in enumerate(sizes)
         )
-        fraction = draw(st.one_of(st.none(), st.decimals("0.01", 1, places=2).map(str)))
+        fraction = None if splitting.by == "given" else f"{draw(st.decimals('0.01', 1, places=2))}"
         splits.append(Split(split, fraction, draw(st.integers(1, 2**20)), shards))
-    splitting = draw(splittings)
     total = sum(split.episodes for split in splits)
     episodes = draw(st.integers(1, total)) if splitting.by == "time" else total
     named = st.sampled_from([feature.name for feature in features])
@@ -289,7 +289,10 @@ def manifests(draw: st.DrawFn) -> Manifest:
         splitting=splitting,
         splits=tuple(splits),
         statistics=(),
-        nonfinite=tuple(draw(st.lists(st.builds(Nonfinite, counts, named, st.integers(1, 2**40), counts), max_size=3))),
+        nonfinite=tuple(
+            Nonfinite(episode, feature, draw(st.integers(1, 2**40)), draw(counts))
+            for episode, feature in sorted(draw(st.sets(st.tuples(counts, named), max_size=3)))
+        ),
         episodes_sha256=draw(digests),
         fingerprint=draw(digests),
     )
@@ -373,8 +376,8 @@ ALSO_RIGHT: dict[Place, list[Any]] = {
     ("features", 2, "classes", 0): ["1"],
     ("features", 2, "classes", 1): ["1"],
     ("splitting", "group_by"): [None, "1"],
-    ("splits", 0, "fraction"): [None, "1"],
-    ("splits", 1, "fraction"): [None, "1"],
+    ("splits", 0, "fraction"): ["1"],
+    ("splits", 1, "fraction"): ["1"],
     ("statistics", "features"): [[]],
     ("nonfinite",): [[]],
 }
@@ -415,7 +418,8 @@ def test_what_is_right_as_well_is_read(place: Place) -> None:
         (("window", "windows_per_record"), 0, "windows_per_record is 0, not a whole number of 1 or more"),
         (("window", "windows_per_record"), 3, r"features\[0\].shape must begin with the steps of a record, 8"),
         (("window", "windows_per_record"), 1, r"features\[0\].shape must begin with the steps of a record, 4"),
-        (("window", "windows_per_record"), 2**62, r"features\[0\].shape must begin with the steps of a record"),
+        (("window", "windows_per_record"), 2**62, r"window.windows_per_record is \d+; less than 2147483648 is allowed"),
+        (("window", "stride"), 2**31, r"window.stride is 2147483648; less than 2147483648 is allowed"),
         (("record_bytes",), 212, "record_bytes is 212 where 208 belongs"),
         (("features",), [], "features holds nothing along time"),
         (("features",), DOCUMENT["features"][1:], "features holds nothing along time"),
@@ -482,6 +486,16 @@ def test_what_is_right_as_well_is_read(place: Place) -> None:
         (("nonfinite", 0, "feature"), "episode", r"nonfinite\[0\].feature is 'episode', none of"),
         (("nonfinite", 0, "values"), 0, r"nonfinite\[0\].values is 0, not a whole number of 1 or more"),
         (("nonfinite", 0, "step"), -1, r"nonfinite\[0\].step is -1"),
+        (
+            ("nonfinite",),
+            2 * [{"episode": 2, "feature": "gain", "values": 1, "step": 30}],
+            "nonfinite must have 100 entries at most, in order of episode and feature",
+        ),
+        (
+            ("nonfinite",),
+            [{"episode": i, "feature": "gain", "values": 1, "step": 30} for i in range(101)],
+            "nonfinite must have 100 entries at most",
+        ),
         (("episodes_file", "file"), "../episodes.csv", "episodes_file.file is '../episodes.csv'"),
         (("episodes_file", "sha256"), "", "not a SHA-256 digest"),
         (("fingerprint",), "e" * 65, "fingerprint is .* not a SHA-256 digest"),
@@ -530,7 +544,7 @@ def resized(manifest: Manifest) -> bytes:
     return format_manifest(replace(manifest, splits=splits))
 
 
-@pytest.mark.parametrize("by", ["episode", "hash", "given"])
+@pytest.mark.parametrize("by", ["episode", "hash"])
 def test_groups_are_for_whole_episodes(by: str) -> None:
     document = DOCUMENT | {"splitting": {"by": by, "group_by": "^[a-z]+", "purge": 0}}
 
@@ -550,12 +564,15 @@ def test_an_episode_that_is_split_by_time_is_in_several_splits() -> None:
 def test_splits_that_were_given_have_no_fraction() -> None:
     given = replace(
         MANIFEST,
-        splitting=Splitting("given"),
+        splitting=Splitting("given", "speaker"),
         splits=tuple(replace(split, fraction=None) for split in MANIFEST.splits),
     )
 
     assert [split["fraction"] for split in json.loads(format_manifest(given))["splits"]] == [None, None]
     assert parse_manifest(format_manifest(given)) == given
+    for wrong in (replace(given, splitting=Splitting("hash")), replace(given, splits=MANIFEST.splits)):
+        with pytest.raises(ManifestError, match=r"splits\[0\]\.fraction"):
+            parse_manifest(format_manifest(wrong))
 
 
 def test_one_window_a_record_makes_as_many_records() -> None:

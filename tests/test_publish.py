@@ -14,7 +14,7 @@ from pipeline.draft import read_draft, read_task, stage_plan, task_places
 from pipeline.publish import describe_failures, publish, published_manifest, staged_failures
 from pipeline.write import ShardDone, write_shard
 from shards import BuildError, Dataset, load_manifest, open_dataset
-from shards.manifest import parse_manifest
+from shards.manifest import Nonfinite, parse_manifest
 
 LENGTH, SHIFT = 4, 3
 ARRAYS = [np.random.default_rng(steps).integers(0, 999, (steps, 2)) for steps in (25, 3, 40, 18, 4, 31)]
@@ -117,12 +117,16 @@ def test_the_manifest_is_the_plan_with_the_shards_digests(tmp_path: Path, option
     manifest = load_manifest(tmp_path / "out")
 
     shards = [shard for split in manifest.splits for shard in split.shards]
-    assert [(shard.file, shard.records, shard.bytes, shard.sha256, "") for shard in shards] == job.done
+    assert [(shard.file, shard.records, shard.bytes, shard.sha256, "") for shard in shards] == [
+        done[:5] for done in job.done
+    ]
+    assert [shard.windows for shard in shards] == [shard.records for shard in shards]
     for shard in shards:
         assert sha256((tmp_path / "out" / shard.file).read_bytes()).hexdigest() == shard.sha256
     planned = job.plan.manifest
     assert {shard.sha256 for split in planned.splits for shard in split.shards} == {"0" * 64}
-    assert replace(manifest, splits=planned.splits) == planned
+    assert (planned.statistics, planned.nonfinite) == ((), ())
+    assert replace(manifest, splits=planned.splits, statistics=()) == planned
     assert sha256((tmp_path / "out/episodes.csv").read_bytes()).hexdigest() == manifest.episodes_sha256
 
 
@@ -154,6 +158,39 @@ def test_publishing_again_changes_nothing(tmp_path: Path, options: BuildOptions)
     assert job.publish() == first
 
     assert contents(tmp_path / "out") == before
+
+
+def test_who_wrote_which_shard_and_when_makes_no_difference(tmp_path: Path, options: BuildOptions) -> None:
+    random = np.random.default_rng(3)
+    arrays = [random.standard_normal((steps, 2)) * 10.0 ** random.integers(-9, 9) for steps in (90, 40, 200, 77)]
+    arrays[1][5] = np.nan
+    folder = tmp_path / "floats"
+    folder.mkdir()
+    for i, array in enumerate(arrays):
+        np.save(folder / f"{i}.npy", array)
+    options = replace(options, inputs=(str(folder),), num_shards={"train": 9, "test": 4}, tail="align")
+    manifests = set()
+    for number in range(6):
+        job = run_job(replace(options, output=str(tmp_path / f"{number}/out")))
+        order = random.permutation(len(job.done)).tolist() if number else range(len(job.done))
+        replace(job, done=[job.done[i] for i in order]).publish()
+        manifests.add((tmp_path / f"{number}/out/manifest.json").read_bytes())
+
+    assert len(manifests) == 1
+    manifest = parse_manifest(manifests.pop())
+    assert manifest.statistics[0].total.count > 0
+    assert [(each.episode, each.values, each.step) for each in manifest.nonfinite] == [(1, 2, 5)]
+
+
+def test_what_is_not_finite_is_added_up_over_shards(options: BuildOptions) -> None:
+    job = run_job(options)
+    places = [((4, "window", 3, 9), (2, "window", 1, 30)), ((2, "window", 5, 7),), ((2, "window", 1, 8),)]
+    done = [shard._replace(nonfinite=found) for shard, found in zip(job.done, places, strict=True)]
+
+    replace(job, done=done).publish()
+
+    manifest = load_manifest(options.output)
+    assert manifest.nonfinite == (Nonfinite(2, "window", 7, 7), Nonfinite(4, "window", 3, 9))
 
 
 @pytest.mark.parametrize("moved", range(len(FILES)))
@@ -200,11 +237,18 @@ def test_the_same_plan_gives_the_same_bytes_wherever_it_is_built(
         {"seed": 1},
         {"window_length": 5},
         {"shift": 2},
+        {"stride": 2},
+        {"tail": "pad"},
+        {"windows_per_record": 2, "num_shards": 1},
+        {"dtype": {"window": "float32"}},
+        {"split_by": "time"},
+        {"split_by": "time", "purge": 1},
+        {"group_by": "e0.."},
         {"name": "b"},
         {"num_shards": 2},
         {"splits": {"train": "1"}, "num_shards": 1},
     ],
-    ids=lambda changes: next(iter(changes)),
+    ids=lambda changes: "-".join(changes),
 )
 def test_the_fingerprint_is_of_all_that_decides_the_bytes(options: BuildOptions, changes: dict[str, Any]) -> None:
     assert plan(replace(options, **changes)).manifest.fingerprint != plan(options).manifest.fingerprint
@@ -359,16 +403,16 @@ def test_the_list_of_episodes_says_what_became_of_each(
     dataset = build_here(folder, tmp_path / "out", window_length=4, shift=2, on_error="skip")
 
     assert (tmp_path / "out/episodes.csv").read_text().splitlines() == [
-        "episode,path,split,steps,windows,left_out",
-        "0,a.npy,train,9,3,",
-        "1,b.npy,,3,0,shorter than one window",
-        '2,c.npy,,0,0,"is float64 with shape (steps,) where most episodes are float64 with shape (steps, 2)"',
-        "3,d.npy,train,14,6,",
-        "4,e.npy,,0,0,is empty",
+        "episode,path,steps,split,begin,end,windows,group,left_out",
+        "0,a.npy,9,train,0,9,3,,",
+        "1,b.npy,3,,0,0,0,,shorter than one window",
+        '2,c.npy,0,,0,0,0,,"is float64 with shape (steps,) where most episodes are float64 with shape (steps, 2)"',
+        "3,d.npy,14,train,0,14,6,,",
+        "4,e.npy,0,,0,0,0,,is empty",
     ]
     source = dataset.manifest.source
     assert (source.episodes, source.steps, source.short, source.skipped, source.uncovered) == (2, 23, 1, 2, 1)
-    assert (source.dtype, source.step_shape) == ("float64", (2,))
+    assert source.bytes == 23 * 2 * 8
 
 
 def test_what_is_published_is_read_back(tmp_path: Path, options: BuildOptions) -> None:

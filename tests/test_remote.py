@@ -148,6 +148,31 @@ def test_a_dataset_is_built_from_a_url_to_a_url(
     assert open_dataset(tmp_path).episode_paths[1] == "run0/2.npy"
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_archives_and_labels_are_read_from_urls(tmp_path: Path, save: Any) -> None:
+    FILES.clear()
+    arrays = [np.random.default_rng(i).standard_normal((20 + i, 2)) for i in range(3)]
+    for i, array in enumerate(arrays):
+        file = io.BytesIO()
+        save(file, x=array, gain=np.float32(i))
+        FILES[f"memory://bucket/in/{i}.npz"] = file.getvalue()
+    FILES["memory://bucket/labels.csv"] = b"path,word\n2.npz,b\n0.npz,a\n1.npz,b\n"
+    build(labels="memory://bucket/labels.csv", group_by="word", splits={"train": "0.5", "test": "0.5"}, num_shards=1)
+    for path, data in FILES.items():
+        if path.startswith("memory://bucket/out/"):
+            (tmp_path / path.rpartition("/")[2]).write_bytes(data)
+    dataset = open_dataset(tmp_path)
+    held = set()
+    for split in dataset.values():
+        where, values = split.provenance(), split[:]
+        for row, (episode, start) in enumerate(zip(where["episode"].tolist(), where["start"].tolist(), strict=True)):
+            assert values["x"][row].tobytes() == arrays[episode][start : start + 8].tobytes()
+            assert (values["gain"][row], values["word"][row]) == (episode, [0, 1, 1][episode])
+            held.add((episode, start))
+    assert len(held) == dataset.manifest.windows == 5 * 3
+    FILES.clear()
+
+
 def test_a_dataset_at_a_url_is_not_overwritten_unless_asked(episodes: list[np.ndarray]) -> None:
     build()
     before = dict(FILES)
