@@ -12,6 +12,8 @@ from .errors import ManifestError
 from .manifest import Manifest
 from .naming import EPISODES
 
+_SPECIAL = re.compile('[",\r\n]')
+
 
 class EpisodeRow(NamedTuple):
     """A section of an episode: `split` has the steps [begin, end) of its `steps`, and `windows` windows of them.
@@ -42,7 +44,7 @@ def format_episodes(rows: Iterable[EpisodeRow]) -> bytes:
 
 def _quoted(text: str) -> str:
     """A field of a CSV file; csv.writer's rules for a carriage return differ between versions of Python."""
-    return '"' + text.replace('"', '""') + '"' if re.search('[",\r\n]', text) else text
+    return '"' + text.replace('"', '""') + '"' if _SPECIAL.search(text) else text
 
 
 def parse_episodes(data: bytes, file: str = EPISODES) -> Iterator[EpisodeRow]:
