@@ -9,7 +9,6 @@ then the target must be something else than the group, or the model has never se
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,15 +46,22 @@ def main() -> None:
     parser.add_argument("--labels", required=True)
     parser.add_argument("--target", required=True, help="a column of whole numbers or words")
     parser.add_argument("--group_by")
-    parser.add_argument("--output", type=Path, default=Path("classify"), help="made anew")
+    parser.add_argument("--output", type=Path, default=Path("classify"), help="a dataset there is replaced")
     parser.add_argument("--window_length", default="5")
     parser.add_argument("--shift", default="2")
     parser.add_argument("--stride", default="2")
     parser.add_argument("--epochs", type=int, default=30)
     options = parser.parse_args()
 
-    shutil.rmtree(options.output, ignore_errors=True)
-    command = [sys.executable, "-m", "pipeline", "build", "--splits", "train=0.6,validation=0.2,test=0.2"]
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline",
+        "build",
+        "--overwrite",
+        "--splits",
+        "train=0.6,validation=0.2,test=0.2",
+    ]
     for flag in ("input", "labels", "group_by", "output", "window_length", "shift", "stride"):
         if (value := getattr(options, flag)) is not None:
             command += [f"--{flag}", str(value)]

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from shards.command import Command, discard_output, run_command
+from shards.manifest import MAX_NONFINITE
 from shards.text import format_bytes
 from shards.windows import TAILS
 
@@ -126,13 +127,13 @@ def _build(parsed: argparse.Namespace) -> int:
         discard_output()
     with BuildProgress(planned.manifest) as progress:
         manifest = build(planned, progress.on_shards)
+    along_time = {feature.name for feature in manifest.features if feature.shape}
     for each in manifest.nonfinite:
+        first = f", the first in step {each.step}" if each.feature in along_time else ""
         path = planned.episodes.paths[each.episode]
-        print(
-            f"warning: {path} has {each.values:,} NaN or infinite values in {each.feature}, the first in step"
-            f" {each.step}",
-            file=sys.stderr,
-        )
+        print(f"warning: {path} has {each.values:,} NaN or infinite values in {each.feature}{first}", file=sys.stderr)
+    if len(manifest.nonfinite) == MAX_NONFINITE:
+        print(f"warning: there may be more; the first {MAX_NONFINITE} are told", file=sys.stderr)
     output, split = planned.options.output, manifest.splits[0].name
     local = f"a local copy of {output}" if is_remote(output) else output
     copied = "Copy the folder to a local disk and load it" if is_remote(output) else "Load them"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shards.errors import EpisodeError
+from shards.errors import EpisodeError, OptionError
 from shards.naming import NAME_RULE, is_split_name
 from shards.windows import Int64s, WindowSpec
 
@@ -25,7 +25,11 @@ def group_episodes(options: BuildOptions, episodes: Episodes, labels: Labels | N
     if labels is not None and options.group_by in labels.columns:
         found = _column(episodes, labels, options.group_by, usable)
     else:
-        found = group_names([episodes.paths[i] for i in usable], options.group_by)
+        try:
+            found = group_names([episodes.paths[i] for i in usable], options.group_by)
+        except (EpisodeError, OptionError) as error:
+            columns = "none, as --labels is not given" if labels is None else ", ".join(labels.columns)
+            raise type(error)(f"{error}\nOr name a column of the labels; there are: {columns}.") from None
     groups = [""] * len(episodes.paths)
     for i, group in zip(usable, found, strict=True):
         groups[i] = group
@@ -47,16 +51,22 @@ def assign_splits(
     if options.fractions is None:
         dealt = split_by_name(windows, _given_splits(options, episodes, labels))
         if groups is not None:
-            check_groups(groups, dealt)
+            check_groups(groups, dealt, episodes.paths)
     elif options.split_by == "time":
         return split_by_time(episodes.steps, window, options.fractions, options.purge)
     elif options.split_by == "hash":
         dealt = split_by_hash(windows, episodes.paths if groups is None else groups, options.fractions, options.seed)
     else:
-        numbers = None if groups is None else np.unique(groups, return_inverse=True)[1]
-        dealt = split_by_fraction(windows, options.fractions, options.seed, numbers)
+        dealt = split_by_fraction(
+            windows, options.fractions, options.seed, None if groups is None else _numbered(groups)
+        )
     options.check_split_names(dealt)
     return {name: _whole(rows, episodes.steps) for name, rows in dealt.items()}
+
+
+def _numbered(groups: Sequence[str]) -> Int64s:
+    numbers = {group: number for number, group in enumerate(sorted(set(groups)))}
+    return np.fromiter(map(numbers.__getitem__, groups), np.int64, len(groups))
 
 
 def _whole(rows: Int64s, steps: Int64s) -> Sections:
@@ -72,7 +82,7 @@ def _given_splits(options: BuildOptions, episodes: Episodes, labels: Labels | No
         where = f"column {options.splits_from} of {labels.file}"
     else:
         names = [episodes.paths[i].partition("/")[0] if "/" in episodes.paths[i] else "" for i in usable]
-        where = f"its folder below {episodes.root}"
+        where = f"its folder below {episodes.root} (episodes belong in folders such as train/; give what holds these)"
     splits = [""] * len(episodes.paths)
     for i, name in zip(usable, names, strict=True):
         if not is_split_name(name):

@@ -21,6 +21,7 @@ from .source import Form, SourceArray, SourceHeader, arrays_of, read_source_head
 _LISTED = 50  # bad files that one error message names
 _THREADS = 32  # header reads in flight: the latency of an object store is hidden, a local disk not hurt
 _FILES_PER_TASK = 64
+_INTEGERS = {name: np.iinfo(dtype) for name, dtype in DTYPES.items() if dtype.kind in "iu"}
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,7 @@ def attach_labels(episodes: Episodes, labels: Labels, leave_out: Collection[str]
     rows, unmatched = labels.find(episodes.paths)
     lacking = [i for i in np.flatnonzero(rows < 0).tolist() if i not in episodes.problems]
     if lacking and (on_error == "fail" or len(lacking) + len(episodes.problems) == len(rows)):
+        skip = ", or leave these episodes out with --on_error skip" if on_error == "fail" else ": no episode is left"
         listed = [f"  {episodes.paths[i]}" for i in lacking[:_LISTED]]
         listed += [f"  and {len(lacking) - _LISTED} more"] if len(lacking) > _LISTED else []
         raise EpisodeError(
@@ -152,7 +154,7 @@ def attach_labels(episodes: Episodes, labels: Labels, leave_out: Collection[str]
                     f"{len(lacking)} of {len(rows)} episodes have no row in {labels.file}, whose paths are relative to"
                     f" {episodes.root}:",
                     *listed,
-                    "Add the rows, or leave these episodes out with --on_error skip.",
+                    f"Add the rows{skip}.",
                 ]
             )
         )
@@ -218,6 +220,10 @@ def cast_episodes(episodes: Episodes, casts: Mapping[str, str]) -> Episodes:
         dtype = casts.get(column.feature.name, column.feature.dtype)
         if column.feature.classes and dtype != "int64":
             raise OptionError(f"dtype cannot store {column.feature.name} as {dtype}: numbers of classes are int64")
+        if dtype in _INTEGERS:
+            low, high = int(_INTEGERS[dtype].min), int(_INTEGERS[dtype].max)
+            if wrong := [value for value in column.values if not low <= value <= high]:
+                raise OptionError(f"dtype cannot store {column.feature.name} as {dtype}: the labels have {wrong[0]}")
         labels.append(replace(column, feature=replace(column.feature, dtype=dtype)))
     return replace(episodes, labels=tuple(labels))
 
@@ -258,7 +264,7 @@ def _list_problems(files: Sequence[EpisodeFile], problems: dict[int, str]) -> st
 def _list_groups(
     files: Sequence[EpisodeFile], table: HeaderTable, kinds: Sequence[Kind], counts: Mapping[Kind, int]
 ) -> str:
-    lines = [f"episodes must agree in dtype and step shape, but there are {len(counts)} kinds:"]
+    lines = [f"episodes must agree in arrays, dtypes and step shapes, but there are {len(counts)} kinds:"]
     for kind, count in sorted(counts.items(), key=lambda item: -item[1]):
         same = np.array([other == kind for other in kinds])
         rows = np.flatnonzero((table.form >= 0) & same[table.form])[:2]

@@ -3,7 +3,7 @@
 import fnmatch
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from shards.errors import EpisodeError
@@ -49,8 +49,23 @@ def find_episodes(inputs: Sequence[str]) -> list[EpisodeFile]:
                 f"input {text!r} matches no {' or '.join(SUFFIXES)} file; give a folder, a file or a glob with **"
             )
         sizes |= matched
+    if not is_remote(places[0]):
+        _refuse_same_files(sizes)
     root = _common_folder(folders)
     return sorted((EpisodeFile(root, path[len(root) :], size) for path, size in sizes.items()), key=lambda f: f.path)
+
+
+def _refuse_same_files(paths: Iterable[str]) -> None:
+    """EpisodeError if two local paths are one file, by links: it would be two episodes, perhaps of two splits."""
+    seen: dict[tuple[int, int], str] = {}
+    for path in paths:
+        try:
+            status = os.stat(path)
+        except OSError:
+            continue  # told later, with all others that cannot be read
+        other = seen.setdefault((status.st_dev, status.st_ino), path)
+        if other != path:
+            raise EpisodeError(f"{other} and {path} are the same file, by a link: leave one of them out")
 
 
 def _expand(place: str) -> tuple[str, Iterator[tuple[str, int]]]:

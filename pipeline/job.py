@@ -65,11 +65,16 @@ def choose_per_record(options: BuildOptions, episodes: Episodes, sections: Mappi
     if options.windows_per_record != "auto":
         return options.window
 
+    one = check_window(features_of(episodes, options.window), options.window).record_bytes
+    # Where a window alone is as large as that, eight of them a record still store overlap but 8/7 times.
+    most = max(options.shard_size // SPANS_PER_SHARD, min(8 * one, options.shard_size))
+
     def record_bytes(window: WindowSpec) -> int:
+        least = window.record_steps * episodes.step_bytes
+        if least > min(most, MAX_RECORD_ARRAY):  # no need, and perhaps no way, to lay it out
+            return max(least, most + 1)
         return record_layout(features_of(episodes, window), window).record_bytes
 
-    check_window(features_of(episodes, options.window), options.window)
-    most = min(options.shard_size // SPANS_PER_SHARD, MAX_RECORD_ARRAY)
     asked = [options.shards_of(name) or 1 for name in sections]
     least = [SPANS_PER_SHARD * shards if shards > 1 else 1 for shards in asked]  # so that each is still a fair sample
     best = best_per_record(sections.values(), options.window, record_bytes, most, least)

@@ -196,7 +196,13 @@ def _type_column(name: str, words: set[str]) -> tuple[Feature, dict[str, int] | 
                 f"labels column {name} holds {min(large):.100}, which no int64 can; make its numbers words"
             )
         return Feature(name, "int64", ()), {word: int(word) for word in words}
-    if all(map(_FLOAT.fullmatch, words)):
+    others = sorted(word for word in words if not _FLOAT.fullmatch(word))
+    if not others:
         return Feature(name, "float64", ()), {word: float(word) for word in words}
+    if len(others) < len(words) - len(others):
+        raise EpisodeError(
+            f"labels column {name} has mostly numbers, but also {others[0]!r:.100}: write nan for a number that is not"
+            " known, or make all of them words"
+        )
     classes = tuple(sorted(words))
     return Feature(name, "int64", (), classes=classes), {word: index for index, word in enumerate(classes)}

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from types import MappingProxyType
@@ -122,7 +122,8 @@ class BuildOptions:
 
     def _check_features(self) -> None:
         if self.features is not None:
-            names = [] if isinstance(self.features, str) else list(self.features)
+            listed = isinstance(self.features, Sequence) and not isinstance(self.features, str)
+            names = list(self.features) if listed else []
             if not names or not all(isinstance(name, str) and is_feature_name(name) for name in names):
                 raise OptionError(f"features must be a sequence of names, not {self.features!r}; each {FEATURE_RULE}")
             object.__setattr__(self, "features", tuple(self.features))
@@ -131,7 +132,7 @@ class BuildOptions:
         if not isinstance(self.dtype, Mapping):
             raise OptionError(f"dtype must be a mapping from features to dtypes, not {self.dtype!r}")
         for feature, dtype in self.dtype.items():
-            if dtype not in DTYPES:
+            if not isinstance(dtype, str) or dtype not in DTYPES:
                 raise OptionError(f"dtype of {feature} must be one of {', '.join(DTYPES)}, not {dtype!r}")
 
     def _check_splitting(self) -> None:

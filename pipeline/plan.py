@@ -12,18 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shards.errors import OptionError
 from shards.keyed_hash import keyed_hash
-from shards.windows import WindowSpec
+from shards.windows import Int64s, WindowSpec
 
 from .splits import Sections
 
 SPANS_PER_SHARD = 64  # at least, where the data allow: a shard is then a fair sample of its split
 SPAN_SOURCE_BYTES = 2**20  # about; an object store wants large reads
-
-Int64s = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,25 @@
 """From finished shards to a dataset: what was written is checked against the plan, then shown, manifest last."""
 
-import base64
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from operator import attrgetter
 
 from shards.errors import BuildError, ManifestError
 from shards.manifest import MAX_NONFINITE, Manifest, Nonfinite, Shard, format_manifest, parse_manifest
-from shards.moments import Moments, Statistics, merge, summarize
+from shards.moments import Merging, Statistics, summarize
 from shards.naming import DATASET_INFO, EPISODES, FEATURES, MANIFEST
 from shards.tfds import class_name_files, dataset_info_json
 
 from .draft import STAGING, read_draft
 from .files import delete_files, delete_folder, exists, join, list_files, move_files, read_file, write_file
-from .write import ShardDone
+from .write import MOMENTS, ShardDone, parse_moments
 
 #: The manifest of the dataset that is being replaced, while its place is empty.
 REPLACED = "replaced.json"
 _FAILURES = "failures.json"
+_READS = 32  # small files in flight, for stores that take long to answer
 
 
 def publish(output: str, staging: str, done: Sequence[ShardDone], fingerprint: str) -> str:
@@ -96,20 +97,24 @@ def finished_manifest(draft: Manifest, staging: str, done: Sequence[ShardDone]) 
     if missing := {shard.file for split in splits for shard in split.shards} - set(list_files(staging)):
         raise BuildError(f"shards were written, but {staging} does not hold them: {', '.join(sorted(missing)[:3])}")
     done = sorted(done, key=attrgetter("file"))
-    return replace(draft, splits=splits, statistics=_statistics(draft, done), nonfinite=_nonfinite(draft, done))
+    return replace(draft, splits=splits, statistics=_statistics(draft, staging), nonfinite=_nonfinite(draft, done))
 
 
-def _statistics(draft: Manifest, done: Sequence[ShardDone]) -> tuple[Statistics, ...]:
-    """The statistics of all shards, merged in the order of their names: who wrote which makes no difference."""
-    parts: dict[str, list[Moments]] = {feature: [] for feature in draft.measured_features}
-    for shard in done:
-        for feature, moments in shard.moments:
-            parts[feature].append(Moments.from_bytes(base64.b64decode(moments)))
-    return tuple(summarize(feature, merge(moments)) for feature, moments in parts.items())
+def _statistics(draft: Manifest, staging: str) -> tuple[Statistics, ...]:
+    """The statistics of the training split's shards, merged in their order: who wrote which makes no difference."""
+    paths = [join(staging, shard.file + MOMENTS) for shard in draft.split(draft.training_split).shards]
+    merging = {feature: Merging() for feature in draft.measured_features}
+    with ThreadPoolExecutor(_READS) as pool:
+        for first in range(0, len(paths), _READS):
+            for data in pool.map(read_file, paths[first : first + _READS]):
+                for feature, part in parse_moments(data).items():
+                    merging[feature].add(part)
+    merged = {feature: one.result() for feature, one in merging.items()}
+    return tuple(summarize(feature, moments) for feature, moments in merged.items() if moments is not None)
 
 
 def _nonfinite(draft: Manifest, done: Sequence[ShardDone]) -> tuple[Nonfinite, ...]:
-    """The first of the places of values that are NaN or infinite, in the order of episodes and features."""
+    """The first places of values that are NaN or infinite, in the order of episodes and features."""
     whole = {feature.name for feature in draft.features if not feature.shape}
     found: dict[tuple[int, str], Nonfinite] = {}
     for episode, feature, values, step in (place for shard in done for place in shard.nonfinite):

@@ -5,14 +5,17 @@ from typing import Any
 
 import numpy as np
 
+from shards.features import Feature
 from shards.manifest import window_document
+from shards.record import record_layout
 from shards.text import format_bytes, format_table, format_window
 from shards.windows import TAILS
 
-from .draft import DatasetPlan
+from .draft import DatasetPlan, features_of
 from .episodes import describe_array
 from .files import free_bytes
 from .job import choose_per_record
+from .plan import SPAN_SOURCE_BYTES
 
 _EXAMPLES = 3
 _LARGE_RATIO = 4  # output to input, from which on sharing records is recommended
@@ -43,6 +46,8 @@ def describe_plan(plan: DatasetPlan) -> dict[str, Any]:
         "skipped": {episodes.paths[i]: why for i, why in episodes.problems.items()},
         "labels_without_episode": list(episodes.unmatched),
         "splitting": vars(manifest.splitting),
+        "root": episodes.root,
+        "inflated": _inflated(plan),
         "record_bytes": manifest.layout.record_bytes,
         "splits": [
             {
@@ -65,8 +70,9 @@ def describe_plan(plan: DatasetPlan) -> dict[str, Any]:
     }
 
 
-def _describe_label(feature: Any) -> str:
-    kind = f"one of {len(feature.classes)} classes" if feature.classes else f"one {feature.dtype}"
+def _describe_label(feature: Feature) -> str:
+    some = ", ".join(feature.classes[:_EXAMPLES]) + (", ..." if len(feature.classes) > _EXAMPLES else "")
+    kind = f"one of {len(feature.classes)} classes ({some})" if feature.classes else f"one {feature.dtype}"
     return f"{feature.name}: {kind} an episode"
 
 
@@ -91,6 +97,13 @@ def _tails(plan: DatasetPlan) -> dict[str, dict[str, int]]:
     return described
 
 
+def _inflated(plan: DatasetPlan) -> bool:
+    """Whether long compressed arrays will be decompressed once for each of several shards."""
+    compressed = any(member.compressed for form in plan.episodes.forms for member in form)
+    shards = sum(split.shards for split in plan.splits)
+    return compressed and shards > 1 and plan.source.bytes > SPAN_SOURCE_BYTES * plan.source.episodes
+
+
 def _groups(plan: DatasetPlan, split: int) -> int | None:
     if plan.groups is None:
         return None
@@ -103,7 +116,7 @@ def _recommended(plan: DatasetPlan) -> dict[str, int] | None:
         return None
     sections = {split.name: split.sections for split in plan.splits}
     window = choose_per_record(replace(plan.options, windows_per_record="auto"), plan.episodes, sections)
-    nbytes = replace(plan, window=window, splits=()).layout.record_bytes
+    nbytes = record_layout(features_of(plan.episodes, window), window).record_bytes
     records = sum(int((-(-window.count(part.steps) // window.per_record)).sum()) for part in sections.values())
     if records * nbytes >= plan.manifest.bytes:
         return None
@@ -120,6 +133,10 @@ def format_plan(described: dict[str, Any]) -> str:
         f"features  {'; '.join(described['features'])}",
         f"windows   {described['windows']:,} {format_window(described['window'])}",
     ]
+    if described["splitting"]["by"] == "hash" and described["splitting"]["group_by"] is None:
+        lines.append(f"split by  a hash of each path below {described['root']}")
+    if described["inflated"]:
+        lines.append("slow      compressed arrays are decompressed anew for each shard; np.savez stores them plain")
     if described["short"]:
         lines.append(_listed("too short", "episodes have no window", described["short"]))
     if described["skipped"]:

@@ -104,7 +104,7 @@ def check_beam_args(beam_args: tuple[str, ...]) -> None:
         return
     for before, argument in pairwise(("", *beam_args)):
         if not argument.startswith("-") and not (before.startswith("--") and "=" not in before):
-            globbed = "; quote a glob, so that the shell leaves it alone" if argument.endswith(".npy") else ""
+            globbed = "; quote a glob, so that the shell leaves it alone" if argument.endswith((".npy", ".npz")) else ""
             raise OptionError(f"unexpected argument {argument!r}: neither a flag nor the value of one{globbed}")
         if argument.startswith("-") and not argument.startswith("--"):
             raise OptionError(f"{argument} is no flag of this command; flags begin with two dashes")

@@ -133,8 +133,8 @@ def _exchange(sizes: Int64s, dealt: Int64s, shares: Sequence[Fraction]) -> None:
 def split_by_hash(windows: Int64s, keys: Sequence[str], fractions: Mapping[str, str], seed: int) -> dict[str, Int64s]:
     """Decide each episode that has windows by a keyed hash of its key, such as its path or its group's name, alone.
 
-    Whatever is added or taken away later, an episode stays in its split. The splits have about their fractions of the
-    keys, as chance has it.
+    Whatever is added or taken away later, an episode stays in its split for as long as its key is the same. The splits
+    have about their fractions of the keys, as chance has it.
 
     >>> halves = {"train": "0.5", "test": "0.5"}
     >>> split = split_by_hash(np.array([1, 1, 0, 9]), ["a.npy", "b.npy", "c.npy", "d.npy"], halves, seed=0)
@@ -289,10 +289,10 @@ def _apportion(windows: int, wants: Sequence[int]) -> list[int]:
     return shares
 
 
-def check_groups(groups_of: Sequence[str], splits: Mapping[str, Int64s]) -> None:
+def check_groups(groups_of: Sequence[str], splits: Mapping[str, Int64s], paths: Sequence[str]) -> None:
     """Make sure that no group of episodes is in two of the splits that the user gave.
 
-    `groups_of` has the group of each episode. Errors: EpisodeError.
+    `groups_of` has the group of each episode, `paths` its path. Errors: EpisodeError.
     """
     found: dict[str, dict[str, int]] = {}  # the first episode of each group in each split
     for name, rows in splits.items():
@@ -301,7 +301,7 @@ def check_groups(groups_of: Sequence[str], splits: Mapping[str, Int64s]) -> None
     torn = {group: places for group, places in found.items() if len(places) > 1}
     if torn:
         lines = [
-            f"  {group!r} is in " + " and ".join(f"{name} (episode {row})" for name, row in places.items())
+            f"  {group!r} is in " + " and ".join(f"{name} ({paths[row]})" for name, row in places.items())
             for group, places in sorted(torn.items())[:_LISTED]
         ]
         raise EpisodeError(

@@ -18,14 +18,18 @@ from numpy.typing import NDArray
 from shards.errors import EpisodeError
 from shards.features import Feature
 from shards.keyed_hash import keyed_hash
+from shards.manifest import MAX_NONFINITE
 from shards.memory import Buffers
-from shards.moments import Moments, measure, merge
+from shards.moments import Merging, Moments, measure
 from shards.record import INDEX, Field, RecordLayout, record_layout
 from shards.windows import Int64s, WindowSpec
 
 from .files import join, open_file, write_file
 from .npy import NpyError
 from .source import Form, SourceHeader, open_source, read_source_header
+
+#: What is added to a shard's name for the file of what was measured of it, in the staging folder.
+MOMENTS = ".moments.json"
 
 
 class SourceEpisode(NamedTuple):
@@ -82,8 +86,7 @@ class ShardTask(NamedTuple):
 class ShardDone(NamedTuple):
     """What came of a task: the finished file, or why there is none (`error`, empty if all went well).
 
-    `moments` are (feature, Moments as text) of the steps that count for the statistics, each covered step once;
-    `nonfinite` are (episode, feature, how many NaN and infinite values, the first step that has one).
+    `nonfinite` are the first of (episode, feature, how many NaN and infinite values, the first step that has one).
     """
 
     file: str
@@ -91,7 +94,6 @@ class ShardDone(NamedTuple):
     bytes: int = 0
     sha256: str = ""
     error: str = ""
-    moments: tuple[tuple[str, str], ...] = ()
     nonfinite: tuple[tuple[int, str, int, int], ...] = ()
 
 
@@ -126,17 +128,31 @@ def write_shard(recipe: Recipe, task: ShardTask) -> ShardDone:
     try:
         shard = make_shard(recipe, task)
         data = shard.records.data.cast("B")
+        if task.measured:  # what is measured is there once the shard is
+            write_file(join(recipe.staging, task.file + MOMENTS), format_moments(shard.moments))
         with ThreadPoolExecutor(1) as pool:  # the disk is waited for while the processor hashes
             digest = pool.submit(lambda: sha256(data).hexdigest())
             write_file(join(recipe.staging, task.file), data)
     except (EpisodeError, OSError) as error:
         return ShardDone(task.file, error=str(error) if isinstance(error, EpisodeError) else f"{task.file}: {error}")
-    moments = tuple((name, base64.b64encode(part.to_bytes()).decode()) for name, part in shard.moments.items())
-    return ShardDone(task.file, len(shard.records), len(data), digest.result(), "", moments, shard.nonfinite)
+    return ShardDone(task.file, len(shard.records), len(data), digest.result(), "", shard.nonfinite)
+
+
+def format_moments(moments: Mapping[str, Moments]) -> bytes:
+    """What was measured of a shard's features, as bytes."""
+    return json.dumps({name: base64.b64encode(part.to_bytes()).decode() for name, part in moments.items()}).encode()
+
+
+def parse_moments(data: bytes) -> dict[str, Moments]:
+    """The inverse of `format_moments`."""
+    return {name: Moments.from_bytes(base64.b64decode(part)) for name, part in json.loads(data).items()}
 
 
 class Shard(NamedTuple):
-    """A shard in memory: its (n, record_bytes) uint8 records, and what was measured of the steps in them."""
+    """A shard in memory: its (n, record_bytes) uint8 records, and what was measured of the steps in them.
+
+    `moments` are of the steps that count for the statistics, each covered step once.
+    """
 
     records: NDArray[np.uint8]
     moments: dict[str, Moments]
@@ -155,7 +171,8 @@ def make_shard(recipe: Recipe, task: ShardTask) -> Shard:
     begins = dict(zip(task.spans, np.cumsum([0, *counts]).tolist(), strict=False))
     records = _memory(recipe.shard_bytes).array((len(rows), layout.record_bytes), np.dtype(np.uint8))
     layout.write_constants(records)
-    index = {name: np.empty(len(rows), np.int64) for name in INDEX if name in layout}
+    integers = [feature.name for feature in recipe.features if not feature.shape and feature.dtype == "int64"]
+    index = {name: np.empty(len(rows), np.int64) for name in (*INDEX, *integers) if name in layout}
     measures = Measures(recipe, task.measured)
     for number, spans in groupby(sorted(task.spans), key=itemgetter(0)):  # an episode is opened once
         episode = task.episodes[number]
@@ -165,7 +182,7 @@ def make_shard(recipe: Recipe, task: ShardTask) -> Shard:
                 if feature.shape:
                     put_steps(records, layout.field(feature.name), chosen, arrays[feature.name], cut, spec)
                 elif feature.dtype == "int64":
-                    index.setdefault(feature.name, np.empty(len(rows), np.int64))[chosen] = arrays[feature.name]
+                    index[feature.name][chosen] = arrays[feature.name]
                 else:
                     layout.field(feature.name).values(records)[chosen] = arrays[feature.name]
             index["episode"][chosen] = number
@@ -178,7 +195,7 @@ def make_shard(recipe: Recipe, task: ShardTask) -> Shard:
     for name, numbers in index.items():
         layout.write_integers(records, name, numbers)
     layout.write_checksums(records)
-    return Shard(records, measures.moments(), tuple(measures.nonfinite))
+    return Shard(records, measures.moments(), measures.nonfinite())
 
 
 @lru_cache(maxsize=1)
@@ -313,8 +330,8 @@ class Measures:
 
     def __init__(self, recipe: Recipe, measured: bool) -> None:
         self._recipe, self._measured = recipe, measured
-        self._parts: dict[str, list[Moments]] = {}
-        self.nonfinite: list[tuple[int, str, int, int]] = []
+        self._merging: dict[str, Merging] = {}
+        self._nonfinite: dict[tuple[int, str], tuple[int, int]] = {}
 
     def add(self, number: int, episode: SourceEpisode, cut: Cut, arrays: Mapping[str, np.ndarray]) -> None:
         """Measure the arrays of a span of episode `number`."""
@@ -324,7 +341,7 @@ class Measures:
                 values = values[cut.fresh]
             if feature.shape and self._measured and kind != "c":
                 part = measure(values)
-                self._parts.setdefault(feature.name, []).append(part)
+                self._merging.setdefault(feature.name, Merging()).add(part)
                 suspect = bool(part.nan.any() or part.infinite.any())
             else:
                 suspect = kind in "fc" and not _finite(values).all()
@@ -340,12 +357,21 @@ class Measures:
         if self._recipe.fail_nonfinite:
             where = f"from step {step} on" if feature.shape else "for the whole episode"
             path = self._recipe.root + episode.path
-            raise EpisodeError(f"{path} holds NaN or infinite values in {feature.name}, {where}")
-        self.nonfinite.append((number, feature.name, count, step))
+            raise EpisodeError(
+                f"{path} holds NaN or infinite values in {feature.name}, stored as {feature.dtype}, {where}"
+            )
+        before, first = self._nonfinite.get((number, feature.name), (0, step))
+        self._nonfinite[number, feature.name] = before + count if feature.shape else 1, min(first, step)
 
     def moments(self) -> dict[str, Moments]:
         """The moments of each feature, merged over the spans in their order."""
-        return {name: merge(parts) for name, parts in self._parts.items()}
+        found = {name: merging.result() for name, merging in self._merging.items()}
+        return {name: part for name, part in found.items() if part is not None}
+
+    def nonfinite(self) -> tuple[tuple[int, str, int, int], ...]:
+        """The first (episode, feature, values, first step), as many as a manifest can name."""
+        found = sorted((number, name, *told) for (number, name), told in self._nonfinite.items())
+        return tuple(found[:MAX_NONFINITE])
 
 
 def _finite(values: np.ndarray) -> NDArray[np.bool_]:

@@ -1,34 +1,34 @@
 """Features along time standardized with the statistics of the training split, and the mask of padded steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from shards.errors import OptionError
+from shards.features import Feature
 from shards.manifest import Manifest
 
-Batch = dict[str, tf.Tensor]
+from .targets import Batch
 
 
 def masking(length: int) -> Callable[[Batch], Batch]:
-    """The stage that puts `mask`, a bool (B, length) that is true where a step is real, in the place of `valid`."""
+    """The stage that adds `mask`, a bool (B, length) that is true where a step is real."""
 
     def mask(batch: Batch) -> Batch:
-        features = {name: values for name, values in batch.items() if name != "valid"}
-        return features | {"mask": tf.sequence_mask(batch["valid"], length)}
+        return batch | {"mask": tf.sequence_mask(batch["valid"], length)}
 
     return tf.autograph.experimental.do_not_convert(mask)  # type: ignore[no-any-return]
 
 
-def normalizing(manifest: Manifest) -> Callable[[Batch], Batch]:
-    """The stage (x - mean) / std of every float feature along time, by component: the last axis of a step.
+def normalizing(manifest: Manifest, features: Sequence[Feature]) -> Callable[[Batch], Batch]:
+    """The stage (x - mean) / std of every float among the features along time, by component: the last axis of a step.
 
     A component that is constant becomes 0, and so do steps that are not real.
     Errors: OptionError if no feature is a float along time.
     """
     scales = {}
-    dtypes = {f.name: f.dtype for f in manifest.features if f.shape and "float" in f.dtype}
+    dtypes = {f.name: f.dtype for f in features if f.shape and "float" in f.dtype}
     for statistics in manifest.statistics:
         if statistics.feature in dtypes:
             parts = statistics.components
@@ -44,8 +44,10 @@ def normalizing(manifest: Manifest) -> Callable[[Batch], Batch]:
         for name, (mean, scale) in scales.items():
             values = batch[name]
             wide = tf.float64 if values.dtype == tf.float64 else tf.float32  # of narrower ones too
-            mean_, scale_ = (numbers[0] if values.shape.rank == 2 else numbers for numbers in (mean, scale))
-            scaled = (tf.cast(values, wide) - tf.constant(mean_, wide)) * tf.constant(scale_, wide)
+            near = mean.astype(wide.as_numpy_dtype)
+            parts = (part[0] if values.shape.rank == 2 else part for part in (near, mean - near, scale))
+            most, rest, scale_ = (tf.constant(part, wide) for part in parts)  # the mean in two parts loses no digit
+            scaled = (tf.cast(values, wide) - most - rest) * scale_
             if "mask" in batch:
                 rank = values.shape.rank
                 real = tf.reshape(batch["mask"], [-1, values.shape[1], *[1] * (rank - 2)])

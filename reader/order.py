@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.keyed_hash import keyed_hash
+from shards.windows import Int64s
 
-Int64s = NDArray[np.int64]
 _U = np.uint32
 _SORTED = 2**16  # up to this size a permutation is sorted once, which is uniform; beyond, computed where it is needed
 _ROUNDS = 6  # of the computed one

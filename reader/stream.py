@@ -1,7 +1,7 @@
 """The whole path from shards to training batches, in one function: `load`."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from shards.dataset import Windows, open_dataset
 from shards.errors import OptionError
 from shards.gather import Gatherer, columns_of
 from shards.manifest import Split
+from shards.naming import RESERVED
 
 from .chunks import PARALLEL_CHUNKS, Chunks, batches_per_chunk, chunk_function
 from .device import only_gpu, prefetch
@@ -30,6 +31,7 @@ def load(
     batch_size: int,
     shuffle: bool = True,
     seed: int = 0,
+    features: Sequence[str] | None = None,
     targets: Targets = None,
     drop_remainder: bool = False,
     provenance: bool = False,
@@ -41,14 +43,17 @@ def load(
 
     An element is a dict {feature: (B, length, ...)}, or (B,) of values of the whole episode; the array of a `.npy`
     episode is called "window". B is batch_size but for a last smaller batch, which drop_remainder=True leaves out.
-    Where windows may be padded, the dict has "mask" too, bool (B, length): true where a step is real. With
-    provenance=True it also has "episode" (its number in episodes.csv) and "start" (first step), int64 of shape (B,).
+    Where windows may be padded, the dict also has "valid", int64 (B,): how many steps are real; and "mask", bool (B,
+    length): which ones. With provenance=True it has "episode" (its number in episodes.csv) and "start" (first step),
+    int64 (B,).
 
     shuffle: every window once per epoch, in an order that (seed, number of the epoch) alone decide; False gives the
         order of episodes and starts.
+    features: those to deliver, in this order; all of them if None.
     targets: None for the dict; "same" for (x, x); a feature's name for (x, y), y being that feature, such as a label;
         a number h for (x, y), y being the last h steps; or a function of the dict. x and y are bare tensors where there
-        is one feature. Of padded windows a third part are weights, 0 for steps of y that are not real.
+        is one feature. Where windows may be padded and y goes along time, it is (x, y, weights): 0 for a step that is
+        not real, else 1. If y is a value of the episode, x has the mask.
     normalize: standardize float features along time, (x - mean) / std, with the statistics of the training split.
     map_fn: a function from dict to dict, applied to whole batches in parallel, after normalize and before targets.
     pool: so many shards are shuffled together. The windows of one shard already come from all over the split.
@@ -60,8 +65,9 @@ def load(
     source = open_dataset(path)
     chosen, manifest = source[split], source.manifest
     batch_size, seed, pool = _check_options(batch_size, seed, pool, chosen.split)
-    check_targets(targets, manifest, provenance)
-    columns = columns_of(manifest, provenance)
+    columns = columns_of(manifest, features, provenance)
+    taken = [column for column in columns if column.name not in RESERVED]
+    check_targets(targets, manifest.window, taken, provenance)
     count = len(chosen) // batch_size * batch_size if drop_remainder else len(chosen)
     if count == 0:
         raise OptionError(f"drop_remainder leaves nothing: split {split} has {len(chosen)} windows, less than a batch")
@@ -81,11 +87,11 @@ def load(
     if manifest.window.tail == "pad":
         dataset = dataset.map(masking(manifest.window.length))  # with "mask": (B, length)
     if normalize:
-        dataset = dataset.map(normalizing(manifest), num_parallel_calls=tf.data.AUTOTUNE)
+        dataset = dataset.map(normalizing(manifest, taken), num_parallel_calls=tf.data.AUTOTUNE)
     if map_fn is not None:
         dataset = dataset.map(map_fn, num_parallel_calls=tf.data.AUTOTUNE)  # {name: anything}
     if targets is not None:
-        dataset = dataset.map(targets if callable(targets) else splitting(targets, manifest))  # (x, y)
+        dataset = dataset.map(targets if callable(targets) else splitting(targets, taken))  # (x, y)
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(-(-count // batch_size)))
     return prefetch(dataset.with_options(_options()), only_gpu())
 

@@ -1,26 +1,26 @@
 """From a dict of features to what `model.fit` takes: `(x, y)`, or whatever a function of the dict gives."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from shards.errors import OptionError
-from shards.manifest import Manifest
+from shards.features import Feature
+from shards.windows import WindowSpec
 
 Batch = dict[str, tf.Tensor]
 Targets = None | str | int | Callable[[Batch], Any]
-MASK = "mask"
 
 
-def check_targets(targets: Targets, manifest: Manifest, provenance: bool) -> None:
+def check_targets(targets: Targets, window: WindowSpec, features: Sequence[Feature], provenance: bool) -> None:
     """OptionError unless `targets` is None, "same", a feature, fewer steps than a window has, or a function."""
     if targets is None or callable(targets):
         return
     if provenance:
         raise OptionError("provenance=True has no place in (x, y): give a function as targets, or none")
-    names = [feature.name for feature in manifest.features]
+    names = [feature.name for feature in features]
     if isinstance(targets, str):
         if targets != "same" and targets not in names:
             raise OptionError(f'targets={targets!r} is neither "same" nor a feature: {", ".join(names)}')
@@ -28,15 +28,15 @@ def check_targets(targets: Targets, manifest: Manifest, provenance: bool) -> Non
             raise OptionError(f"targets={targets!r} leaves nothing for x: it is the only feature")
     elif not isinstance(targets, int | np.integer) or isinstance(targets, bool):
         raise OptionError(f'targets must be None, "same", a feature, a number of steps or a function, not {targets!r}')
-    elif not 0 < targets < manifest.window.length:
-        raise OptionError(f"targets={targets} must leave a step to x: windows have {manifest.window.length} steps")
-    if manifest.window.tail == "pad":
-        _check_weighable(targets, manifest)
+    elif not 0 < targets < window.length:
+        raise OptionError(f"targets={targets} must leave a step to x: windows have {window.length} steps")
+    if window.tail == "pad":
+        _check_weighable(targets, features)
 
 
-def _check_weighable(targets: str | int, manifest: Manifest) -> None:
+def _check_weighable(targets: str | int, features: Sequence[Feature]) -> None:
     """OptionError if Keras, whose losses first average over the last axis, cannot weigh steps of y."""
-    for feature in manifest.features:
+    for feature in features:
         in_y = targets == feature.name or not isinstance(targets, str) or targets == "same"
         if in_y and len(feature.shape) == 1 and ("float" in feature.dtype or "complex" in feature.dtype):
             raise OptionError(
@@ -45,7 +45,7 @@ def _check_weighable(targets: str | int, manifest: Manifest) -> None:
             )
 
 
-def splitting(targets: str | int, manifest: Manifest) -> Callable[[Batch], Any]:
+def splitting(targets: str | int, features: Sequence[Feature]) -> Callable[[Batch], Any]:
     """The stage {name: (B, length, ...)} -> (x, y), or (x, y, weights) of padded windows; a lone feature is bare.
 
     "same": (x, x). The name of a feature: (the others, this one). A number h: (the first length - h steps, the last h
@@ -53,17 +53,18 @@ def splitting(targets: str | int, manifest: Manifest) -> Callable[[Batch], Any]:
     Where there is a mask, x has it too if y is a value of the episode; if y goes along time, weights are float32 (B,
     steps of y, 1, ...), with an axis for each of y: 1 for a real step and 0 for another, as Keras takes them.
     """
-    along_time = {feature.name for feature in manifest.features if feature.shape}
+    along_time = {feature.name for feature in features if feature.shape}
 
     def split(batch: Batch) -> Any:
-        mask = batch.get(MASK)
-        features = {name: values for name, values in batch.items() if name != MASK}
+        mask = batch.get("mask")
+        features = {name: values for name, values in batch.items() if name not in {"mask", "valid"}}
         if targets == "same":
             return _weighted(_bare(features), _bare(features), mask)
         if isinstance(targets, str) and targets in along_time:
             return _weighted(_bare(_without(features, targets)), features[targets], mask)
         if isinstance(targets, str):
-            return _bare(_without(batch, targets)), batch[targets]
+            masked = features if mask is None else features | {"mask": mask}
+            return _bare(_without(masked, targets)), features[targets]
         timed = {name: values for name, values in features.items() if name in along_time}
         x = {name: values[:, :-targets] if name in along_time else values for name, values in features.items()}
         y = {name: values[:, -targets:] for name, values in timed.items()}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .command import Command, run_command
-from .manifest import Manifest, feature_documents, load_manifest, window_document
+from .manifest import MAX_NONFINITE, Manifest, feature_documents, load_manifest, window_document
 from .moments import statistics_document
 from .text import format_bytes, format_table, format_window
 from .verify import verify
@@ -127,6 +127,8 @@ def format_info(manifest: Manifest) -> str:
     for each in manifest.nonfinite:
         where = f"episode {each.episode}, {each.feature}, from step {each.step} on"
         lines.append(f"not finite: {each.values:,} values in {where}")
+    if len(manifest.nonfinite) == MAX_NONFINITE:
+        lines.append(f"there may be more that is not finite; the first {MAX_NONFINITE} are told")
     return "\n".join(lines)
 
 

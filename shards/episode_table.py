@@ -77,20 +77,26 @@ def episode_paths(rows: Sequence[EpisodeRow]) -> tuple[str, ...]:
     return tuple(paths[number] for number in range(len(paths)))
 
 
-def find_leaks(rows: Sequence[EpisodeRow]) -> list[str]:
+def find_leaks(rows: Sequence[EpisodeRow], purge: int = 0) -> list[str]:
     """What more than one split has: every step of an episode, and every group, that is not in a single one.
+
+    An episode is what has one path. `purge` steps must lie between two sections of it.
 
     >>> row = EpisodeRow(0, "a.npy", 9, "train", 0, 6, 3, "", "")
     >>> find_leaks([row, row._replace(split="test", begin=5, end=9)])
     ['a.npy: steps [5, 6) are in train and test']
     """
-    used = sorted((row for row in rows if row.split), key=lambda row: (row.episode, row.begin, row.end))
+    used = sorted((row for row in rows if row.split), key=lambda row: (row.path, row.begin, row.end))
     leaks = []
     last: EpisodeRow | None = None  # of the sections of this episode so far, the one that reaches furthest
     for row in used:
-        if last is None or row.episode != last.episode:
+        if last is None or row.path != last.path:
             last = row
             continue
+        if (row.episode, row.steps, row.group) != (last.episode, last.steps, last.group):
+            leaks.append(f"{row.path}: two episodes or two groups have this path")
+        if last.end <= row.begin < last.end + purge:
+            leaks.append(f"{row.path}: less than {purge} steps lie between {last.split} and {row.split}")
         if row.begin < last.end:
             both = f"[{row.begin}, {min(row.end, last.end)})"
             leaks.append(f"{row.path}: steps {both} are in {last.split} and {row.split}")

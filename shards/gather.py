@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ShardError
+from .errors import OptionError, ShardError
 from .features import Feature
 from .manifest import Manifest, Shard, Split
 from .record import EPISODE, START, VALID, Field
-
-Int64s = NDArray[np.int64]
+from .windows import Int64s
 
 # Windows this large are copied one by one. Smaller ones that have a record each are taken with it, in blocks that stay
 # in the second-level cache, since `take` into given memory is the fastest copy of scattered rows that NumPy has.
@@ -29,10 +28,19 @@ _LARGE_WINDOW = 2**14
 _BLOCK_BYTES = 2**17
 
 
-def columns_of(manifest: Manifest, provenance: bool = False) -> tuple[Feature, ...]:
-    """What a window is read as: its features, `valid` where it may be padded, `episode` and `start` if asked for."""
+def columns_of(
+    manifest: Manifest, features: Sequence[str] | None = None, provenance: bool = False
+) -> tuple[Feature, ...]:
+    """What a window is read as: its features, `valid` where it may be padded, `episode` and `start` if asked for.
+
+    `features` picks, in this order; all if None. Errors: OptionError for what is no feature.
+    """
+    known = {feature.name: feature for feature in manifest.features}
+    names = list(known) if features is None else list(features)
+    if not names or len(set(names)) < len(names) or not known.keys() >= set(names):
+        raise OptionError(f"features must be some of {', '.join(known)}, each once, not {features!r}")
     padded = (VALID,) if manifest.window.tail == "pad" else ()
-    return (*manifest.features, *padded, *((EPISODE, START) if provenance else ()))
+    return (*(known[name] for name in names), *padded, *((EPISODE, START) if provenance else ()))
 
 
 class Gatherer:

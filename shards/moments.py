@@ -97,6 +97,27 @@ def merge(parts: Sequence[Moments]) -> Moments:
         return _merge_rows(_each(np.stack, *parts))
 
 
+class Merging:
+    """Parts that come one by one, merged to what `merge` would give of all of them, in memory for a few."""
+
+    def __init__(self) -> None:
+        self._merged: list[tuple[int, Moments]] = []  # (how many parts, of which powers of two are merged)
+
+    def add(self, part: Moments) -> None:
+        """Take the next part."""
+        parts = 1
+        while self._merged and self._merged[-1][0] == parts:
+            part, parts = merge([self._merged.pop()[1], part]), 2 * parts
+        self._merged.append((parts, part))
+
+    def result(self) -> Moments | None:
+        """The moments of all parts so far; None if there is none."""
+        merged = None
+        for _, part in reversed(self._merged):
+            merged = part if merged is None else merge([part, merged])
+        return merged
+
+
 def total(moments: Moments) -> Moments:
     """The moments of all components together, as a single component."""
     if not len(moments.count):

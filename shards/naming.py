@@ -57,7 +57,7 @@ def parse_shard_name(file_name: str) -> ShardName | None:
 
 def is_name(text: str) -> bool:
     """Whether `text` can name a dataset: see NAME_RULE; 100 characters at most."""
-    return len(text) <= 100 and _NAME.fullmatch(text) is not None
+    return isinstance(text, str) and len(text) <= 100 and _NAME.fullmatch(text) is not None
 
 
 def is_split_name(text: str) -> bool:

@@ -76,11 +76,6 @@ class RecordLayout:
     constant: tuple[tuple[int, bytes], ...]
     record_bytes: int
 
-    @cached_property
-    def data_fields(self) -> tuple[Field, ...]:
-        """The fields that hold the dataset's own features."""
-        return tuple(field for field in self.fields if field.feature.name not in _INDEX_BYTES)
-
     def field(self, name: str) -> Field:
         """The field of one feature."""
         return self._by_name[name]

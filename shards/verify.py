@@ -24,13 +24,17 @@ def verify(path: str | Path) -> list[str]:
 
     Checked are: the size and SHA-256 of each shard; framing and both checksums of each record; that every window that
     the episodes of a split have is in one record of the split, once; that no step of an episode, and no group of
-    episodes, is in two splits. Memory: a byte a record, and what episodes.csv has.
+    episodes, is in two splits. An episode is known by its path. Memory: ten bytes a record, and what episodes.csv has.
     Errors: those of `load_manifest`, and ManifestError for an episodes.csv that is not the manifest's.
     """
     folder = Path(path)
     manifest = load_manifest(folder)
     rows = read_episodes(folder, manifest)
-    faults = find_leaks(rows)
+    faults = find_leaks(rows, manifest.splitting.purge)
+    grouped = manifest.splitting.group_by is not None
+    faults += _listed(
+        f"{EPISODES} gives no group to ", (row.path for row in rows if grouped and row.split and not row.group)
+    )
     for split in manifest.splits:
         faults += _verify_split(folder, manifest, split, [row for row in rows if row.split == split.name])
     known = {"", *(split.name for split in manifest.splits)}
@@ -59,7 +63,8 @@ class _Sections:
     def consistent(self) -> bool:
         """Whether each section has the windows that its steps give, and no episode has two sections."""
         distinct = len(np.unique(self._episode)) == len(self.rows) > 0
-        return distinct and bool((self.windows == self._window.count(self._steps)).all())
+        within = all(0 <= row.begin <= row.end <= row.steps for row in self.rows)
+        return distinct and within and bool((self.windows == self._window.count(self._steps)).all())
 
     def find(self, index: Mapping[str, Int64s]) -> Int64s:
         """The number of each record with these `episode`, `start`, ... values; -1 where the split has none such."""

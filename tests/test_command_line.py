@@ -64,6 +64,7 @@ def test_plan_speaks_json(inputs: str, tmp_path: Path) -> None:
     done = run("plan", "--json", "--input", inputs, "--output", str(tmp_path / "out"), *arguments)
     described = json.loads(done.stdout)
     assert described.pop("free_bytes") > 0
+    assert (described.pop("root"), described.pop("inflated")) == (inputs + "/", False)
     splits = described.pop("splits")
     assert described.pop("recommended") is None  # two shards of records that are shared would hold too few of them
     assert described == {
@@ -247,7 +248,7 @@ def test_bad_files_are_reported_together_or_skipped(tmp_path: Path, save_episode
         "python -m pipeline: 2 of 5 episode files cannot be used:",
         f"  {source}/empty.npy is empty",
         f"  {source}/text.npy is no .npy file: it does not begin with the .npy magic bytes",
-        "episodes must agree in dtype and step shape, but there are 2 kinds:",
+        "episodes must agree in arrays, dtypes and step shapes, but there are 2 kinds:",
         "  2 of float32 with shape (steps,), such as better.npy, good.npy",
         "  1 of float32 with shape (steps, 2), such as other.npy",
         "Mend or remove them, or leave them out with --on_error skip.",
@@ -281,7 +282,7 @@ def test_build_warns_of_what_is_not_finite(tmp_path: Path) -> None:
     done = run("build", "--input", source, "--output", output, "--window_length", "9", "--shift", "4", "--workers", "1")
     assert done.returncode == 0
     assert [line for line in done.stderr.splitlines() if "shards" not in line] == [
-        "warning: b.npz has 1 NaN or infinite values in gain, the first in step 0",
+        "warning: b.npz has 1 NaN or infinite values in gain",
         "warning: b.npz has 2 NaN or infinite values in x, the first in step 7",
         "warning: b.npz has 1 NaN or infinite values in y, the first in step 25",
     ]  # the last step is in no window
@@ -300,10 +301,11 @@ def test_build_fails_for_what_is_not_finite_if_told_so(tmp_path: Path) -> None:
     arguments += ["--nonfinite", "fail"]
     whole = run("build", *arguments)
     assert whole.returncode == 1
-    assert f"{source}/b.npz holds NaN or infinite values in gain, for the whole episode\n" in whole.stderr
+    told = f"{source}/b.npz holds NaN or infinite values in gain, stored as float64, for the whole episode\n"
+    assert told in whole.stderr
     steps = run("build", *arguments, "--features", "x,y")
     assert steps.returncode == 1
-    assert f"{source}/b.npz holds NaN or infinite values in x, from step 7 on\n" in steps.stderr
+    assert f"{source}/b.npz holds NaN or infinite values in x, stored as float32, from step 7 on\n" in steps.stderr
     assert "No dataset was written" in steps.stderr
     assert "Traceback" not in whole.stderr + steps.stderr
     assert not (output / "manifest.json").exists()

@@ -49,5 +49,5 @@ def test_batches_are_prefetched_onto_the_named_device(
         "4 4 True",
         "{'device:CPU:1'} 13",
         "{'device:CPU:1'} 13",
-        "['mask', 'window'] {'device:CPU:1'} 55",
+        "['mask', 'valid', 'window'] {'device:CPU:1'} 55",
     ], done.stderr

@@ -301,9 +301,11 @@ def test_what_is_not_finite_fails_a_build_that_was_told_to(tmp_path: Path, build
     inputs = save_spoilt(tmp_path / "in")
     options = {"window_length": 7, "shift": 2, "splits": {"train": "0.5", "test": "0.5"}, "nonfinite": "fail"}
 
-    with pytest.raises(BuildError, match=r"/in/3\.npz holds NaN or infinite values in gain, for the whole episode\n"):
+    with pytest.raises(
+        BuildError, match=r"/in/3\.npz holds NaN .* in gain, stored as float64, for the whole episode\n"
+    ):
         build_here(inputs, tmp_path / "out", **options)
-    with pytest.raises(BuildError, match=r"/in/3\.npz holds NaN or infinite values in x, from step 14 on\n"):
+    with pytest.raises(BuildError, match=r"/in/3\.npz holds NaN .* in x, stored as float32, from step 14 on\n"):
         build_here(inputs, tmp_path / "out", features=("x", "y"), **options)
     assert not (tmp_path / "out/manifest.json").exists()
     dataset = build_here(inputs, tmp_path / "out", features=("y",), **options)
@@ -381,8 +383,9 @@ def test_records_chosen_are_not_so_large_that_a_shard_is_no_sample(tmp_path: Pat
     planned = plan(BuildOptions(**options, windows_per_record="auto", shard_size=2**20))
 
     assert planned.window.per_record > 1
-    assert planned.layout.record_bytes <= 2**20 / 64 + 200
-    assert planned.splits[0].shard_sums(planned.splits[0].count).min() >= 32
+    one = plan(BuildOptions(**options)).layout.record_bytes  # a fourth of a 64th of a shard
+    assert planned.layout.record_bytes <= 8 * one + 200
+    assert planned.splits[0].shard_sums(planned.splits[0].count).min() >= 16
 
 
 # What is staged
@@ -471,3 +474,33 @@ def test_planning_looks_at_headers_alone(tmp_path: Path, monkeypatch: pytest.Mon
 
     assert planned.manifest.windows == 80 * 1000
     assert 0 < sum(read) < 80 * 20_000  # of 2.4 MB a file
+
+
+def header_only(folder: Path, steps: int) -> str:
+    """A sparse file of float32 zeros."""
+    folder.mkdir()
+    with (folder / "long.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (steps,)})
+        file.truncate(file.tell() + 4 * steps)
+    return str(folder)
+
+
+def test_an_episode_longer_than_any_record_can_share_records(tmp_path: Path) -> None:
+    inputs = header_only(tmp_path / "in", 100_000_000)  # as one record it would have no layout
+    options = {"inputs": (inputs,), "output": str(tmp_path / "out"), "window_length": 1024, "shift": 8}
+
+    automatic = plan(BuildOptions(**options, windows_per_record="auto"))
+
+    assert automatic.window.per_record > 1000
+    assert automatic.manifest.bytes < 1.15 * automatic.source.bytes
+    recommended = describe_plan(plan(BuildOptions(**options)))["recommended"]
+    assert recommended["windows_per_record"] == automatic.window.per_record
+
+
+def test_large_windows_share_records_too(tmp_path: Path, save_episodes: SaveEpisodes) -> None:
+    inputs = save_episodes(tmp_path / "in", [np.zeros((250, 64, 64, 3), np.uint8)])
+    options = {"inputs": (inputs,), "output": str(tmp_path / "out"), "window_length": 200, "shift": 1}
+
+    alone, automatic = (plan(BuildOptions(**options, windows_per_record=how)).manifest.bytes for how in (1, "auto"))
+
+    assert automatic < alone / 20

@@ -120,7 +120,7 @@ def test_kinds_that_disagree_are_counted_with_two_examples_each(tmp_path: Path, 
         survey_folder(tmp_path)
 
     assert str(caught.value).splitlines() == [
-        "episodes must agree in dtype and step shape, but there are 4 kinds:",
+        "episodes must agree in arrays, dtypes and step shapes, but there are 4 kinds:",
         "  4 of float32 with shape (steps, 3), such as f4/e000.npy, f4/e001.npy",
         "  3 of float32 with shape (steps, 4), such as wide/e000.npy, wide/e001.npy",
         "  2 of float64 with shape (steps, 3), such as f8/e000.npy, f8/e001.npy",

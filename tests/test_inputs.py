@@ -1,5 +1,6 @@
 import os
 import re
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -148,10 +149,20 @@ def test_links_are_followed_and_loops_are_not(tmp_path: Path) -> None:
     (tmp_path / "in/loop").symlink_to(tmp_path / "in")
     (tmp_path / "in/deep/up").symlink_to("..")
     (tmp_path / "in/other").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "in/link.npy").symlink_to("a.npy")
+    (tmp_path / "in/link.npy").symlink_to(tmp_path / "elsewhere/d")
+    make(tmp_path, "elsewhere/d")
 
     assert found(tmp_path / "in") == ["a.npy", "deep/b.npy", "link.npy", "other/c.npy"]
     assert found(tmp_path / "in/**/*.npy") == found(tmp_path / "in")
+
+
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_one_file_of_two_names_is_refused(tmp_path: Path, link: Callable[[Path, Path], None]) -> None:
+    make(tmp_path, "in/a.npy", "in/b.npy")
+    link(tmp_path / "in/z.npy", tmp_path / "in/a.npy")
+
+    with pytest.raises(EpisodeError, match=r"/in/a\.npy and .*/in/z\.npy are the same file, by a link: leave one"):
+        found(tmp_path / "in")
 
 
 def test_what_is_no_regular_file_has_no_size(tmp_path: Path) -> None:

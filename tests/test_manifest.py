@@ -245,7 +245,7 @@ def statistics_of(draw: st.DrawFn, feature: Feature) -> Statistics:
     total = Summary(
         count=sum(component.count for component in components),
         mean=low,
-        std=draw(st.floats(0, 99)),
+        std=draw(st.floats(0, 99)) if filled else 0.0,
         min=low,
         max=max((component.max for component in filled), default=0.0),
         nan=sum(component.nan for component in components),

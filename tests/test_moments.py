@@ -15,6 +15,7 @@ from shards.document import Document
 from shards.errors import ManifestError
 from shards.features import DTYPES
 from shards.moments import (
+    Merging,
     Moments,
     Statistics,
     Summary,
@@ -441,3 +442,15 @@ def test_no_part_of_statistics_may_be_missing(key: str) -> None:
         del document[outer][key]
         with pytest.raises(ManifestError, match=rf"{outer}\.{key} is missing"):
             parse(document)
+
+
+@given(st.integers(0, 40), st.integers(1, 3))
+def test_parts_that_come_one_by_one_merge_to_the_same_bits(count: int, components: int) -> None:
+    random = np.random.default_rng(count)
+    parts = [measure(random.standard_normal((random.integers(1, 9), components))) for _ in range(count)]
+    merging = Merging()
+    for part in parts:
+        merging.add(part)
+    merged = merging.result()
+    assert (merged is None) == (not parts)
+    assert merged is None or merged.to_bytes() == merge(parts).to_bytes()

@@ -359,6 +359,7 @@ def test_the_shape_of_the_mask_is_known_beforehand(
     batch = batch_size if drop or 6 % batch_size == 0 else None
     assert dataset.element_spec == {
         "window": tf.TensorSpec((batch, 4), tf.float64),
+        "valid": tf.TensorSpec((batch,), tf.int64),
         "mask": tf.TensorSpec((batch, 4), tf.bool),
     }
     sizes = [batch_size] * (6 // batch_size) + ([6 % batch_size] if 6 % batch_size and not drop else [])

@@ -12,16 +12,23 @@ from shards.features import DTYPES, Feature
 from shards.record import (
     COUNT,
     EPISODE,
+    INDEX,
     MAX_EPISODES,
     MAX_STEPS,
     START,
     VALID,
+    Field,
     RecordLayout,
     decode_varints,
     encode_varints,
     record_layout,
 )
 from shards.windows import WindowSpec
+
+
+def data_fields(layout: RecordLayout) -> list[Field]:
+    """The fields of the dataset's own features."""
+    return [field for field in layout.fields if field.feature.name not in INDEX]
 
 
 def crc32c_bit_by_bit(data: bytes) -> int:
@@ -101,7 +108,7 @@ def write_records(
     """Finished records of n windows, one (n, *stored shape) array a feature, and more integers by name."""
     records = np.empty((len(episode), layout.record_bytes), np.uint8)
     layout.write_constants(records)
-    for field, values in zip(layout.data_fields, data, strict=True):
+    for field, values in zip(data_fields(layout), data, strict=True):
         if field.encoding == "varint":
             layout.write_integers(records, field.feature.name, values)
         else:
@@ -231,7 +238,7 @@ def test_a_record_may_hold_several_arrays() -> None:
 def test_data_and_records_begin_at_multiples_of_four(sizes: list[tuple[int, int]]) -> None:
     layout = layout_of(*(Feature("a" * name, "uint8", (1, nbytes)) for name, nbytes in sizes))
 
-    assert [field.offset % 4 for field in layout.data_fields] == [0] * len(sizes)
+    assert [field.offset % 4 for field in data_fields(layout)] == [0] * len(sizes)
     assert layout.record_bytes % 4 == 0
 
 
@@ -438,10 +445,10 @@ def test_protocol_buffers_read_every_kind_of_record(
 
     assert layout.damaged(records).tolist() == []
     assert layout.record_bytes % 4 == 0
-    assert [field.offset % 4 for field in layout.data_fields if field.encoding != "varint"] == [
+    assert [field.offset % 4 for field in data_fields(layout) if field.encoding != "varint"] == [
         0 for feature in features if (feature.dtype, feature.shape) != ("int64", ())
     ]
-    assert {part.feature.name: part.feature.shape for part in layout.data_fields} == {
+    assert {part.feature.name: part.feature.shape for part in data_fields(layout)} == {
         feature.name: shape for feature, shape in zip(features, stored, strict=True)
     }
     for row, serialized in enumerate(read_tfrecord(records.tobytes())):

@@ -57,6 +57,7 @@ def options(tmp_path: Path) -> BuildOptions:
 def described(planned: DatasetPlan) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(json.dumps(describe_plan(planned)))
     assert found.pop("free_bytes") > 0
+    assert found.pop("root") == planned.episodes.root
     return found
 
 
@@ -70,9 +71,9 @@ def test_a_grouped_labelled_padded_dataset_is_described(options: BuildOptions) -
             "gain: one float64 an episode",
             "x: float32 with shape (steps, 3)",
             "y: int16 with shape (steps,)",
-            "speaker: one of 4 classes an episode",
+            "speaker: one of 4 classes (ann, bob, cyd, ...) an episode",
             "reward: one float64 an episode",
-            "word: one of 2 classes an episode",
+            "word: one of 2 classes (no, yes) an episode",
         ],
         "steps": 113,
         "input_bytes": 113 * 14,
@@ -86,6 +87,7 @@ def test_a_grouped_labelled_padded_dataset_is_described(options: BuildOptions) -
         "skipped": {"eve/0.npz": "is empty", "gus/0.npz": "has no row in labels.csv"},
         "labels_without_episode": ["cyd/9.npz", "fay/0.npz"],
         "splitting": {"by": "episode", "group_by": "speaker", "purge": 0},
+        "inflated": False,
         "record_bytes": 500,
         "splits": [
             {
@@ -121,7 +123,8 @@ def test_a_grouped_labelled_padded_dataset_is_told(options: BuildOptions) -> Non
         "dataset   out in out",
         "episodes  5 of 8 used: 113 steps, 1.5 KiB",
         "features  gain: one float64 an episode; x: float32 with shape (steps, 3); y: int16 with shape (steps,);"
-        " speaker: one of 4 classes an episode; reward: one float64 an episode; word: one of 2 classes an episode",
+        " speaker: one of 4 classes (ann, bob, cyd, ...) an episode; reward: one float64 an episode;"
+        " word: one of 2 classes (no, yes) an episode",
         "windows   19 of 8 steps, 2 apart; a window every 4 steps; tail: pad; 2 a record",
         "too short 1 episodes have no window: bob/1.npz",
         "skipped   2 files cannot be used: eve/0.npz is empty, gus/0.npz has no row in labels.csv",

@@ -551,22 +551,22 @@ def test_the_same_input_gives_the_same_splits_and_another_seed_others() -> None:
 
 
 def test_groups_in_one_split_each_are_fine() -> None:
-    check_groups(["a", "b", "a", "c"], {"train": np.array([0, 2]), "test": np.array([1])})
+    check_groups(["a", "b", "a", "c"], {"train": np.array([0, 2]), "test": np.array([1])}, "abcd")
 
 
 def test_groups_in_several_splits_are_told() -> None:
     torn = ["b", "a", "b", "a", "c"]
     with pytest.raises(EpisodeError) as caught:
-        check_groups(torn, {"train": np.array([0, 1, 4]), "test": np.array([2]), "val": np.array([3])})
+        check_groups(torn, {"train": np.array([0, 1, 4]), "test": np.array([2]), "val": np.array([3])}, "pqrst")
     assert str(caught.value) == (
         "2 groups of episodes are in more than one split by the splits that were given, but --group_by keeps a group "
-        "together:\n  'a' is in train (episode 1) and val (episode 3)\n  'b' is in train (episode 0) and test "
-        "(episode 2)\nGive all episodes of a group the same split, or leave out --group_by."
+        "together:\n  'a' is in train (q) and val (s)\n  'b' is in train (p) and test "
+        "(r)\nGive all episodes of a group the same split, or leave out --group_by."
     )
 
     many = [f"g{i}" for i in range(7)] * 2
     with pytest.raises(EpisodeError, match=r"^7 groups (.|\n)*'g4' (.|\n)*\n  and 2 more\nGive all") as caught:
-        check_groups(many, {"train": np.arange(7), "test": np.arange(7, 14)})
+        check_groups(many, {"train": np.arange(7), "test": np.arange(7, 14)}, [str(i) for i in range(14)])
     assert "'g5'" not in str(caught.value)
 
 

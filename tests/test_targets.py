@@ -151,6 +151,7 @@ def test_a_label_is_y(folders: dict[str, Path]) -> None:
 
 def test_a_value_of_an_archive_is_y(folders: dict[str, Path]) -> None:
     whole = first(folders["pad"])
+    del whole["valid"]
     x, y = first(folders["pad"], targets="gain")
     same(y, whole.pop("gain"))
     same(x, whole)
@@ -158,7 +159,8 @@ def test_a_value_of_an_archive_is_y(folders: dict[str, Path]) -> None:
 
 def test_a_label_of_padded_windows_leaves_the_mask_in_x(folders: dict[str, Path]) -> None:
     whole = first(folders["pad"])
-    assert set(whole) == FEATURES | {"mask"}
+    assert set(whole) == FEATURES | {"mask", "valid"}
+    del whole["valid"]
     x, y = first(folders["pad"], targets="speaker")
     same(y, whole.pop("speaker"))
     same(x, whole)
@@ -201,6 +203,7 @@ def test_a_feature_along_time_is_y(folders: dict[str, Path]) -> None:
 def test_a_feature_along_time_of_padded_windows_has_weights(folders: dict[str, Path]) -> None:
     whole = first(folders["pad"])
     mask = whole.pop("mask")
+    assert whole.pop("valid").tolist() == mask.sum(1).tolist()
     x, y, weights = first(folders["pad"], targets="action")
     same(y, whole.pop("action"))
     same(x, whole)
@@ -266,7 +269,7 @@ def test_a_function_gets_all_there_is(folders: dict[str, Path]) -> None:
         first(folders["pad"], provenance=True, targets=pick),
         (plain["observation"], plain["start"].astype(np.float32) * plain["gain"]),
     )
-    assert set.union(*names) == FEATURES | {"mask", "episode", "start"}
+    assert set.union(*names) == FEATURES | {"mask", "valid", "episode", "start"}
 
 
 def test_targets_come_after_map_fn(labelled: dict[str, Path]) -> None:
@@ -554,3 +557,19 @@ def test_padded_numbers_cannot_be_weighed_and_are_refused(
             load(tmp_path / "out", batch_size=2, targets=targets)
     x, mask = next(iter(load(tmp_path / "out", batch_size=3, targets=lambda batch: (batch["window"], batch["mask"]))))
     assert sorted(x[~mask].numpy().tolist()) == [0.0] * 3
+
+
+def test_features_picks_what_is_delivered_in_that_order(folders: dict[str, Path]) -> None:
+    whole = first(folders["drop"])
+    picked = first(folders["drop"], features=("speaker", "observation"))
+    assert list(picked) == ["speaker", "observation"]
+    same(picked, {name: whole[name] for name in picked})
+    x, y = first(folders["drop"], features=["observation", "speaker"], targets="speaker")
+    same((x, y), (whole["observation"], whole["speaker"]))
+    x, y = first(folders["drop"], features=["observation"], targets="same")
+    same((x, y), (whole["observation"], whole["observation"]))
+    with pytest.raises(OptionError, match=r'targets=.speaker. is neither "same" nor a feature: observation'):
+        load(folders["drop"], batch_size=2, features=["observation"], targets="speaker")
+    for wrong in (["nothing"], [], ["action", "action"], "action"):
+        with pytest.raises(OptionError, match="features must be some of action, gain, observation"):
+            load(folders["drop"], batch_size=2, features=wrong)
