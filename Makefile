@@ -33,10 +33,12 @@ types: install  ## mypy, strict
 test: install  ## the tests
 	$(RUN) -m pytest -n auto
 
-bench: install  ## speed and memory beside other systems; about 20 minutes, on a machine that does nothing else
+bench: install  ## speed and memory beside other systems; about 25 minutes, on a machine that does nothing else
 	$(RUN) -m pip install --quiet --editable '.[bench]'
 	$(RUN) benchmarks/bench_build.py
 	$(RUN) benchmarks/bench_stream.py
+	$(RUN) benchmarks/bench_overlap.py
+	$(RUN) benchmarks/bench_plan.py
 
 clean:  ## remove all that the commands above have made
 	rm -rf $(VENV) demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

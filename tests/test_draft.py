@@ -302,7 +302,7 @@ def test_what_is_not_finite_fails_a_build_that_was_told_to(tmp_path: Path, build
     options = {"window_length": 7, "shift": 2, "splits": {"train": "0.5", "test": "0.5"}, "nonfinite": "fail"}
 
     with pytest.raises(
-        BuildError, match=r"/in/3\.npz holds NaN .* in gain, stored as float64, for the whole episode\n"
+        BuildError, match=r"/in/3\.npz holds NaN .* in gain, stored as float32, for the whole episode\n"
     ):
         build_here(inputs, tmp_path / "out", **options)
     with pytest.raises(BuildError, match=r"/in/3\.npz holds NaN .* in x, stored as float32, from step 14 on\n"):

@@ -2,9 +2,11 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -23,10 +25,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory, save_episodes: SaveEpisodes
     folder = tmp_path_factory.mktemp("readme")
     random = np.random.default_rng(0)
     save_episodes(folder / "episodes", [random.standard_normal((200 + i, 2)).astype(np.float32) for i in range(20)])
-    recordings = {f"{speaker}/{i}": random.standard_normal((20, 3)) for speaker in range(6) for i in range(3)}
-    save_episodes(folder / "recordings", recordings)
-    rows = [f"{name}.npy,speaker{name[0]}" for name in recordings]
-    (folder / "labels.csv").write_text("\n".join(["path,speaker", *rows]) + "\n")
+    rows = ["path,task,success"]
+    for day in range(6):
+        for episode in range(4):
+            path = folder / "robot" / f"day{day}" / f"e{episode}.npz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            steps = 140 + 7 * episode
+            arrays = {"observation": random.standard_normal((steps, 32)), "action": random.standard_normal((steps, 7))}
+            np.savez(path, **arrays, camera=np.eye(3), note="a text")
+            rows.append(f"day{day}/e{episode}.npz,{['pick', 'place'][episode % 2]},{day % 2}")
+    (folder / "labels.csv").write_text("\n".join(rows) + "\n")
     return folder
 
 
@@ -40,7 +48,7 @@ def test_the_readme_holds_these_commands() -> None:
         ["python", "-m", "pipeline", "build"],
         ["python", "-m", "shards", "verify"],
     ]
-    assert len(CODE) == 3
+    assert len(CODE) == 4
     assert "SPEED_TABLE" not in README
 
 
@@ -49,7 +57,7 @@ def test_the_python_commands_and_code_run_in_the_order_they_stand(
 ) -> None:
     monkeypatch.chdir(folder)
     for command in COMMANDS[2:]:
-        words = [sys.executable, *command.split()[1:]]
+        words = [sys.executable, *shlex.split(command)[1:]]
         done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
         assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     model = keras.Sequential([keras.layers.Input((64, 2)), keras.layers.Dense(2)])
@@ -63,6 +71,13 @@ def test_the_python_commands_and_code_run_in_the_order_they_stand(
     exec(CODE[2], {})
     assert capsys.readouterr().out == "192\n"
     assert (folder / "windows" / "manifest.json").exists()
+    names: dict[str, Any] = {}
+    exec(CODE[3], names)
+    assert capsys.readouterr().out == "{'task': ('pick', 'place')}\n"
+    x, y = next(iter(names["clone"]))
+    assert (x.shape[1:], x.dtype, y.shape[1:]) == ((64, 32), "float16", (64, 7))
+    x, y = next(iter(names["outcome"]))
+    assert (x.shape[1:], y.shape[1:]) == ((64, 32), ())
 
 
 def test_make_demo_trains_a_model_that_beats_the_best_constant_answer(tmp_path: Path) -> None:
