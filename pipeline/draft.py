@@ -27,7 +27,7 @@ from .episodes import Episodes
 from .files import delete_folder, is_remote, join, make_folder, read_file, write_file
 from .options import BuildOptions
 from .plan import SplitPlan
-from .write import Recipe, ShardTask, SourceEpisode, Span
+from .tasks import Recipe, ShardTask, SourceEpisode, Span
 
 #: The folder in the output where a build keeps its files until the dataset is whole.
 STAGING = "incomplete.tmp"

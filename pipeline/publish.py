@@ -14,7 +14,8 @@ from shards.tfds import class_name_files, dataset_info_json
 
 from .draft import STAGING, read_draft
 from .files import delete_files, delete_folder, exists, join, list_files, move_files, read_file, write_file
-from .write import MOMENTS, ShardDone, parse_moments
+from .measures import MOMENTS, parse_moments
+from .tasks import ShardDone
 
 #: The manifest of the dataset that is being replaced, while its place is empty.
 REPLACED = "replaced.json"

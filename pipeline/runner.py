@@ -26,7 +26,7 @@ from shards.errors import BuildError, OptionError
 from .draft import DatasetPlan
 from .files import is_remote, list_files, quiet_log
 from .publish import describe_failures, staged_failures
-from .write import Recipe
+from .tasks import Recipe
 
 _LOCAL_RUNNER = "FnApiRunner"  # "DirectRunner" would first try to download another runner, and ignore the workers
 _BYTES_WORTH_A_WORKER = 2**28  # which one process writes in the second or so that another takes to start

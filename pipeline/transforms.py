@@ -11,7 +11,8 @@ import apache_beam as beam
 
 from .draft import read_task, task_places
 from .publish import publish
-from .write import Recipe, ShardDone, write_shard
+from .tasks import Recipe, ShardDone
+from .write import write_shard
 
 Place = tuple[int, int]
 

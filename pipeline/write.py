@@ -1,11 +1,8 @@
 """One shard, from the byte ranges of its spans to a finished file. Plain NumPy; Beam only calls `write_shard`."""
 
-import base64
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from hashlib import sha256
 from itertools import groupby
 from operator import itemgetter
@@ -16,108 +13,17 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from shards.errors import EpisodeError
-from shards.features import Feature
 from shards.keyed_hash import keyed_hash
-from shards.manifest import MAX_NONFINITE
 from shards.memory import Buffers
-from shards.moments import Merging, Moments, measure
-from shards.record import INDEX, Field, RecordLayout, record_layout
+from shards.moments import Moments
+from shards.record import INDEX, Field
 from shards.windows import Int64s, WindowSpec
 
 from .files import join, open_file, write_file
+from .measures import MOMENTS, Measures, format_moments
 from .npy import NpyError
-from .source import Form, SourceHeader, open_source, read_source_header
-
-#: What is added to a shard's name for the file of what was measured of it, in the staging folder.
-MOMENTS = ".moments.json"
-
-
-class SourceEpisode(NamedTuple):
-    """An episode and the section of it that a split has: the steps [begin, begin + steps) of its `file_steps`.
-
-    `form` is the place in `Recipe.forms` of how its arrays lie in the file at `path` below the input root, each from
-    one of `offsets` on; `labels` are its values of `Recipe.labels`.
-    """
-
-    path: str
-    file_steps: int
-    form: int
-    offsets: tuple[int, ...]
-    begin: int
-    steps: int
-    labels: tuple[int | float, ...]
-
-
-class Span(NamedTuple):
-    """The records [first, first + size) of the section of the episode with this number."""
-
-    episode: int
-    first: int
-    size: int
-
-
-class ShardTask(NamedTuple):
-    """One shard to write: its file's name, the key of its order, its spans and the episodes that these name.
-
-    `measured` says whether the shard's steps count for the statistics.
-    """
-
-    file: str
-    key: tuple[int, ...]
-    measured: bool
-    spans: tuple[Span, ...]
-    episodes: dict[int, SourceEpisode]
-
-    def to_json(self) -> bytes:
-        """One line of JSON."""
-        return json.dumps([*self[:-1], list(self.episodes.items())]).encode() + b"\n"
-
-    @classmethod
-    def from_json(cls, line: bytes) -> "ShardTask":
-        """The inverse of `to_json`."""
-        file, key, measured, spans, episodes = json.loads(line)
-        sources = {
-            i: SourceEpisode(path, steps, form, tuple(offsets), begin, section, tuple(labels))
-            for i, (path, steps, form, offsets, begin, section, labels) in episodes
-        }
-        return cls(file, tuple(key), measured, tuple(Span(*span) for span in spans), sources)
-
-
-class ShardDone(NamedTuple):
-    """What came of a task: the finished file, or why there is none (`error`, empty if all went well).
-
-    `nonfinite` are the first of (episode, feature, how many NaN and infinite values, the first step that has one).
-    """
-
-    file: str
-    records: int = 0
-    bytes: int = 0
-    sha256: str = ""
-    error: str = ""
-    nonfinite: tuple[tuple[int, str, int, int], ...] = ()
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What all shards of a job have in common; `shard_bytes` are those of the largest.
-
-    `picked` are the arrays that were asked for; `labels` the features whose values come with the tasks.
-    """
-
-    root: str
-    staging: str
-    spec: WindowSpec
-    features: tuple[Feature, ...]
-    labels: tuple[str, ...]
-    picked: tuple[str, ...] | None
-    forms: tuple[Form, ...]
-    fail_nonfinite: bool
-    shard_bytes: int
-
-    @cached_property
-    def layout(self) -> RecordLayout:
-        """The layout of each record."""
-        return record_layout(self.features, self.spec)
+from .source import SourceHeader, open_source, read_source_header
+from .tasks import Recipe, ShardDone, ShardTask, SourceEpisode, Span
 
 
 def write_shard(recipe: Recipe, task: ShardTask) -> ShardDone:
@@ -136,16 +42,6 @@ def write_shard(recipe: Recipe, task: ShardTask) -> ShardDone:
     except (EpisodeError, OSError) as error:
         return ShardDone(task.file, error=str(error) if isinstance(error, EpisodeError) else f"{task.file}: {error}")
     return ShardDone(task.file, len(shard.records), len(data), digest.result(), "", shard.nonfinite)
-
-
-def format_moments(moments: Mapping[str, Moments]) -> bytes:
-    """What was measured of a shard's features, as bytes."""
-    return json.dumps({name: base64.b64encode(part.to_bytes()).decode() for name, part in moments.items()}).encode()
-
-
-def parse_moments(data: bytes) -> dict[str, Moments]:
-    """The inverse of `format_moments`."""
-    return {name: Moments.from_bytes(base64.b64decode(part)) for name, part in json.loads(data).items()}
 
 
 class Shard(NamedTuple):
@@ -191,7 +87,7 @@ def make_shard(recipe: Recipe, task: ShardTask) -> Shard:
                 index["count"][chosen] = cut.counts
             if "valid" in index:
                 index["valid"][chosen] = cut.valid
-            measures.add(number, episode, cut, arrays)
+            measures.add(number, episode, episode.begin + cut.begin, cut.fresh, arrays)
     for name, numbers in index.items():
         layout.write_integers(records, name, numbers)
     layout.write_checksums(records)
@@ -323,58 +219,3 @@ def _stored(recipe: Recipe, path: str, first: int, arrays: Mapping[str, np.ndarr
             array = cast
         stored[feature.name] = array
     return stored
-
-
-class Measures:
-    """What is measured of the steps of a shard, each covered step once."""
-
-    def __init__(self, recipe: Recipe, measured: bool) -> None:
-        self._recipe, self._measured = recipe, measured
-        self._merging: dict[str, Merging] = {}
-        self._nonfinite: dict[tuple[int, str], tuple[int, int]] = {}
-
-    def add(self, number: int, episode: SourceEpisode, cut: Cut, arrays: Mapping[str, np.ndarray]) -> None:
-        """Measure the arrays of a span of episode `number`."""
-        for feature in self._recipe.features:
-            values, kind = arrays[feature.name], "f" if feature.dtype == "bfloat16" else feature.numpy_dtype.kind
-            if feature.shape:
-                values = values[cut.fresh]
-            if feature.shape and self._measured and kind != "c":
-                part = measure(values)
-                self._merging.setdefault(feature.name, Merging()).add(part)
-                suspect = bool(part.nan.any() or part.infinite.any())
-            else:
-                suspect = kind in "fc" and not _finite(values).all()
-            if suspect:
-                self._tell(number, episode, feature, cut, ~_finite(values))
-
-    def _tell(self, number: int, episode: SourceEpisode, feature: Feature, cut: Cut, bad: NDArray[np.bool_]) -> None:
-        count, step = int(bad.sum()), episode.begin
-        if feature.shape:
-            row = int(np.argwhere(bad)[0][0])
-            place = cut.fresh.start + row if isinstance(cut.fresh, slice) else int(cut.fresh[row])
-            step += cut.begin + place
-        if self._recipe.fail_nonfinite:
-            where = f"from step {step} on" if feature.shape else "for the whole episode"
-            path = self._recipe.root + episode.path
-            raise EpisodeError(
-                f"{path} holds NaN or infinite values in {feature.name}, stored as {feature.dtype}, {where}"
-            )
-        before, first = self._nonfinite.get((number, feature.name), (0, step))
-        self._nonfinite[number, feature.name] = before + count if feature.shape else 1, min(first, step)
-
-    def moments(self) -> dict[str, Moments]:
-        """The moments of each feature, merged over the spans in their order."""
-        found = {name: merging.result() for name, merging in self._merging.items()}
-        return {name: part for name, part in found.items() if part is not None}
-
-    def nonfinite(self) -> tuple[tuple[int, str, int, int], ...]:
-        """The first (episode, feature, values, first step), as many as a manifest can name."""
-        found = sorted((number, name, *told) for (number, name), told in self._nonfinite.items())
-        return tuple(found[:MAX_NONFINITE])
-
-
-def _finite(values: np.ndarray) -> NDArray[np.bool_]:
-    with np.errstate(invalid="ignore"):  # bfloat16 raises it for signalling NaNs
-        finite: NDArray[np.bool_] = np.isfinite(values)
-    return finite

@@ -11,7 +11,7 @@ import pytest
 from conftest import BuildHere, SaveEpisodes
 from pipeline import BuildOptions, episodes, plan
 from pipeline.report import describe_plan
-from pipeline.write import SourceEpisode, Span
+from pipeline.tasks import SourceEpisode, Span
 from shards import BuildError, Dataset, Feature, OptionError
 from shards.manifest import Nonfinite
 

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from pipeline import BuildOptions, plan, source
 from pipeline.episodes import survey
 from pipeline.inputs import find_episodes
-from pipeline.write import Recipe, ShardTask, SourceEpisode, Span, make_shard, parse_moments, write_shard
+from pipeline.measures import parse_moments
+from pipeline.tasks import Recipe, ShardTask, SourceEpisode, Span
+from pipeline.write import make_shard, write_shard
 from shards import EpisodeError, Feature
 from shards.features import DTYPES
 from shards.moments import merge
