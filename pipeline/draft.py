@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from shards.episode_table import EpisodeRow, format_episodes
 from shards.features import Feature
-from shards.manifest import FORMAT_VERSION, Manifest, Shard, Source, Split, Splitting, format_manifest
+from shards.manifest import Manifest, Shard, Source, Split, Splitting
+from shards.manifest_file import FORMAT_VERSION, format_manifest
 from shards.naming import EPISODES, FEATURES, ShardName
 from shards.record import RecordLayout, record_layout
 from shards.tfds import class_name_files, features_json

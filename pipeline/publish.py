@@ -7,7 +7,8 @@ from dataclasses import replace
 from operator import attrgetter
 
 from shards.errors import BuildError, ManifestError
-from shards.manifest import MAX_NONFINITE, Manifest, Nonfinite, Shard, format_manifest, parse_manifest
+from shards.manifest import MAX_NONFINITE, Manifest, Nonfinite, Shard
+from shards.manifest_file import format_manifest, parse_manifest
 from shards.moments import Merging, Statistics, summarize
 from shards.naming import DATASET_INFO, EPISODES, FEATURES, MANIFEST
 from shards.tfds import class_name_files, dataset_info_json

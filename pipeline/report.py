@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from shards.features import Feature
-from shards.manifest import window_document
+from shards.manifest_file import window_document
 from shards.record import record_layout
 from shards.text import format_bytes, format_table, format_window
 from shards.windows import TAILS

@@ -19,7 +19,8 @@ from .errors import (
     SplitNotFoundError,
 )
 from .features import Feature
-from .manifest import Manifest, load_manifest
+from .manifest import Manifest
+from .manifest_file import load_manifest
 
 __all__ = [
     "BuildError",

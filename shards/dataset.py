@@ -12,7 +12,8 @@ from .episode_table import episode_paths, read_episodes
 from .errors import ShardError
 from .features import Feature
 from .gather import Gatherer, columns_of
-from .manifest import Manifest, Split, load_manifest
+from .manifest import Manifest, Split
+from .manifest_file import load_manifest
 from .record import EPISODE, START
 
 # Each mapped shard holds a file descriptor, of which a process often may have 1024.

@@ -11,7 +11,8 @@ import numpy as np
 from .episode_table import EpisodeRow, find_leaks, read_episodes
 from .errors import ShardError
 from .gather import map_shard
-from .manifest import Manifest, Shard, Split, load_manifest
+from .manifest import Manifest, Shard, Split
+from .manifest_file import load_manifest
 from .naming import EPISODES, MANIFEST
 from .record import INDEX
 from .windows import Int64s, WindowSpec

@@ -17,17 +17,8 @@ from shards import (
     load_manifest,
 )
 from shards.features import DTYPES, Feature
-from shards.manifest import (
-    MAX_NONFINITE,
-    Manifest,
-    Nonfinite,
-    Shard,
-    Source,
-    Split,
-    Splitting,
-    format_manifest,
-    parse_manifest,
-)
+from shards.manifest import MAX_NONFINITE, Manifest, Nonfinite, Shard, Source, Split, Splitting
+from shards.manifest_file import format_manifest, parse_manifest
 from shards.moments import Statistics, Summary
 from shards.naming import RESERVED, ShardName
 from shards.record import record_layout

@@ -15,7 +15,8 @@ from pipeline.publish import describe_failures, publish, published_manifest, sta
 from pipeline.tasks import ShardDone
 from pipeline.write import write_shard
 from shards import BuildError, Dataset, load_manifest, open_dataset
-from shards.manifest import Nonfinite, parse_manifest
+from shards.manifest import Nonfinite
+from shards.manifest_file import parse_manifest
 
 LENGTH, SHIFT = 4, 3
 ARRAYS = [np.random.default_rng(steps).integers(0, 999, (steps, 2)) for steps in (25, 3, 40, 18, 4, 31)]

@@ -1,6 +1,6 @@
 import pytest
 
-from shards.manifest import window_document
+from shards.manifest_file import window_document
 from shards.text import format_bytes, format_table, format_window
 from shards.windows import WindowSpec
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from conftest import BuildHere, SaveEpisodes
 from shards import Dataset, ManifestError, open_dataset
 from shards.episode_table import EpisodeRow, episode_paths, find_leaks, format_episodes, parse_episodes
-from shards.manifest import format_manifest
+from shards.manifest_file import format_manifest
 from shards.verify import verify
 
 Build = Callable[..., Dataset]
