@@ -9,8 +9,9 @@ from operator import attrgetter
 from shards.errors import BuildError, ManifestError
 from shards.manifest import MAX_NONFINITE, Manifest, Nonfinite, Shard
 from shards.manifest_file import format_manifest, parse_manifest
-from shards.moments import Merging, Statistics, summarize
+from shards.moments import Merging
 from shards.naming import DATASET_INFO, EPISODES, FEATURES, MANIFEST
+from shards.statistics import Statistics, summarize
 from shards.tfds import class_name_files, dataset_info_json
 
 from .draft import STAGING, read_draft

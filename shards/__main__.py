@@ -9,7 +9,7 @@ from typing import Any
 from .command import Command, run_command
 from .manifest import MAX_NONFINITE, Manifest
 from .manifest_file import feature_documents, load_manifest, window_document
-from .moments import statistics_document
+from .statistics import statistics_document
 from .text import format_bytes, format_table, format_window
 from .verify import verify
 

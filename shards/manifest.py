@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from .errors import SplitNotFoundError
 from .features import Feature
-from .moments import Statistics
 from .record import RecordLayout, record_layout
+from .statistics import Statistics
 from .windows import WindowSpec
 
 MAX_NONFINITE = 100

@@ -15,9 +15,9 @@ from .document import Document
 from .errors import DatasetNotFoundError, FormatVersionError, ManifestError
 from .features import DTYPES, Feature
 from .manifest import MAX_NONFINITE, Manifest, Nonfinite, Shard, Source, Split, SplitBy, Splitting
-from .moments import Statistics, parse_statistics, statistics_document
 from .naming import EPISODES, MANIFEST, RESERVED, ShardName, is_feature_name, is_split_name
 from .record import MAX_RECORD_ARRAY, MAX_RECORD_BYTES, RecordLayout, record_layout
+from .statistics import Statistics, parse_statistics, statistics_document
 from .windows import MAX_STEPS_APART, TAILS, Tail, WindowSpec
 
 FORMAT = "episode-windows"

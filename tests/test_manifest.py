@@ -19,9 +19,9 @@ from shards import (
 from shards.features import DTYPES, Feature
 from shards.manifest import MAX_NONFINITE, Manifest, Nonfinite, Shard, Source, Split, Splitting
 from shards.manifest_file import format_manifest, parse_manifest
-from shards.moments import Statistics, Summary
 from shards.naming import RESERVED, ShardName
 from shards.record import record_layout
+from shards.statistics import Statistics, Summary
 from shards.windows import TAILS, WindowSpec
 
 RECORD_BYTES = 208

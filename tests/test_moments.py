@@ -14,18 +14,8 @@ from hypothesis.extra import numpy as hnp
 from shards.document import Document
 from shards.errors import ManifestError
 from shards.features import DTYPES
-from shards.moments import (
-    Merging,
-    Moments,
-    Statistics,
-    Summary,
-    measure,
-    merge,
-    parse_statistics,
-    statistics_document,
-    summarize,
-    total,
-)
+from shards.moments import Merging, Moments, measure, merge, total
+from shards.statistics import Statistics, Summary, parse_statistics, statistics_document, summarize
 
 REAL_DTYPES = [name for name in DTYPES if not name.startswith("complex")]
 ARRAYS = ("count", "nan", "infinite", "mean", "squares", "low", "high")
