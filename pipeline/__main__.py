@@ -21,6 +21,7 @@ from .options import (
     parse_splits,
     parse_windows_per_record,
 )
+from .preflight import check_output
 from .progress import BuildProgress
 from .report import describe_plan, format_plan
 
@@ -121,6 +122,7 @@ def _plan(parsed: argparse.Namespace) -> int:
 
 def _build(parsed: argparse.Namespace) -> int:
     planned = plan(_options(parsed))
+    check_output(planned)
     try:
         print(format_plan(describe_plan(planned)), flush=True)
     except BrokenPipeError:  # whoever reads along has gone; the dataset is wanted all the same

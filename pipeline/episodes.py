@@ -154,6 +154,7 @@ def attach_labels(episodes: Episodes, labels: Labels, leave_out: Collection[str]
                     f"{len(lacking)} of {len(rows)} episodes have no row in {labels.file}, whose paths are relative to"
                     f" {episodes.root}:",
                     *listed,
+                    *([f"Rows without an episode are such as {unmatched[0]!r}."] if unmatched else []),
                     f"Add the rows{skip}.",
                 ]
             )

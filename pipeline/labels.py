@@ -97,7 +97,7 @@ def _read_columns(file: str, text: str) -> tuple[dict[str, tuple[str, ...]], lis
     try:
         for row in reader:
             if not header:
-                header = row
+                header = [name.strip() for name in row]
                 if header:
                     _check_header(file, header)
             elif len(row) == len(header):
@@ -114,7 +114,9 @@ def _read_columns(file: str, text: str) -> tuple[dict[str, tuple[str, ...]], lis
         ) from None
     if not header:
         _check_header(file, header)
-    return {name: tuple(cells[i :: len(header)]) for i, name in enumerate(header)}, lines
+    columns = {name: cells[i :: len(header)] for i, name in enumerate(header)}
+    # Blanks around a comma are no part of a word; a file's name may well begin or end with one.
+    return {name: tuple(c if name == PATH else map(str.strip, c)) for name, c in columns.items()}, lines
 
 
 def _check_header(file: str, header: list[str]) -> None:

@@ -77,13 +77,14 @@ class BuildOptions:
     verbose: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.inputs, str | os.PathLike) or not self.inputs or not all(map(_is_path, self.inputs)):
+        listed = isinstance(self.inputs, Iterable) and not isinstance(self.inputs, str | bytes | os.PathLike)
+        if not listed or not (inputs := tuple(self.inputs)) or not all(map(_is_path, inputs)):
             raise OptionError("inputs must be a sequence of one or more files, folders or globs")
         for option in ("output", "labels"):
             value = getattr(self, option)
             if not _is_path(value) and (option == "output" or value is not None):
                 raise OptionError(f"{option} must name a {'folder' if option == 'output' else 'file'}")
-        object.__setattr__(self, "inputs", tuple(map(os.fspath, self.inputs)))
+        object.__setattr__(self, "inputs", tuple(map(os.fspath, inputs)))
         object.__setattr__(self, "output", os.fspath(self.output))
         object.__setattr__(self, "labels", None if self.labels is None else os.fspath(self.labels))
         self._check_numbers()
@@ -93,8 +94,17 @@ class BuildOptions:
             ("on_error", self.on_error, get_args(OnError)),
             ("nonfinite", self.nonfinite, get_args(Nonfinite)),
         ):
-            if value not in choices:
+            if not isinstance(value, str) or value not in choices:
                 raise OptionError(f"{option} must be {', '.join(choices[:-1])} or {choices[-1]}, not {value!r}")
+        for option in ("overwrite", "verbose"):
+            if not isinstance(getattr(self, option), bool):
+                raise OptionError(f"{option} must be True or False, not {getattr(self, option)!r}")
+        flags = self.beam_args
+        if not isinstance(flags, list | tuple) or not all(isinstance(flag, str) for flag in flags):
+            raise OptionError(f"beam_args must be a sequence of flags such as ('--runner=...',), not {flags!r}")
+        object.__setattr__(self, "beam_args", tuple(flags))
+        if not isinstance(self.splits_from, str | None):
+            raise OptionError(f"splits_from must name a column of labels, not {self.splits_from!r}")
         if self.name is not None and not is_name(self.name):
             raise OptionError(f"name {self.name!r} must be {NAME_RULE}")
         self._check_features()
@@ -148,6 +158,10 @@ class BuildOptions:
             (
                 self.split_by == "time" and self.group_by,
                 "group_by and split_by=time contradict each other: time splits every episode, a group is kept together",
+            ),
+            (
+                self.split_by != "episode" and self.fractions is not None and len(self.fractions) < 2,
+                f"split_by={self.split_by} needs splits of two names or more, such as train=0.8,test=0.2",
             ),
             (self.purge and self.split_by != "time", "purge is for split_by=time only"),
             (
@@ -215,7 +229,9 @@ def _check_splits(splits: Mapping[str, str]) -> None:
         if not is_split_name(split):
             raise OptionError(f"split {split!r} must be {NAME_RULE}")
         if not isinstance(fraction, str) or not re.fullmatch(r"[0-9]{1,9}|[0-9]{0,9}\.[0-9]{1,99}", fraction):
-            raise OptionError(f"the fraction of split {split} must be a decimal number such as 0.8, not {fraction!r}")
+            raise OptionError(
+                f'the fraction of split {split} must be a decimal number as text, such as "0.8", not {fraction!r}'
+            )
         if not Fraction(fraction):
             raise OptionError(f"the fraction of split {split} is 0; leave the split out instead")
     total = sum(map(Fraction, splits.values()))

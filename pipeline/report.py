@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from shards.errors import EpisodeError
 from shards.features import Feature
 from shards.manifest_file import window_document
 from shards.record import record_layout
@@ -16,6 +17,7 @@ from .episodes import describe_array
 from .files import free_bytes
 from .job import choose_per_record
 from .plan import SPAN_SOURCE_BYTES
+from .splits import split_by_time
 
 _EXAMPLES = 3
 _LARGE_RATIO = 4  # output to input, from which on sharing records is recommended
@@ -25,7 +27,7 @@ def describe_plan(plan: DatasetPlan) -> dict[str, Any]:
     """What a build of this plan would do, as JSON types; sizes in bytes, `ratio` is output to input.
 
     `tails` say what each policy for the last steps would make of them: windows, zeros filled in, steps that are in no
-    window (those of episodes that are too short, or purged, as well), episodes or sections without a window.
+    window (those of episodes that are too short, or purged, as well), episodes without a window.
     """
     episodes, options, source, manifest = plan.episodes, plan.options, plan.source, plan.manifest
     unused = np.delete(np.arange(len(episodes.paths)), plan.used)
@@ -77,22 +79,28 @@ def _describe_label(feature: Feature) -> str:
 
 
 def _tails(plan: DatasetPlan) -> dict[str, dict[str, int]]:
-    """What each tail would make of the episodes, in the same sections where they are split by time."""
-    time = plan.options.split_by == "time"
-    steps = plan.episodes.steps[plan.episodes.steps > 0]
-    total = int(steps.sum())
-    if time:
-        steps = np.concatenate([split.sections.steps for split in plan.splits])
+    """What each tail would make of the episodes; one with which a split by time is not possible is left out."""
+    usable = plan.episodes.steps > 0
+    total = int(plan.episodes.steps.sum())
     described: dict[str, dict[str, int]] = {}
     for tail in TAILS:
         window = replace(plan.window, tail=tail)
+        steps, without = plan.episodes.steps[usable], None
+        if plan.options.split_by == "time" and plan.options.fractions is not None:
+            try:
+                parts = split_by_time(plan.episodes.steps, window, plan.options.fractions, plan.options.purge).values()
+            except EpisodeError:  # a split would be empty with this tail
+                continue
+            steps = np.concatenate([part.steps for part in parts])
+            cut = np.unique(np.concatenate([part.episodes for part in parts]))
+            without = int(usable.sum()) - len(cut)
         windows = window.count(steps)
         last = window.valid(windows - 1, steps)
         described[tail] = {
             "windows": int(windows.sum()),
             "padded_steps": int((window.length - last)[windows > 0].sum()),
             "lost_steps": total - int(window.covered(steps).sum()),
-            "sections_without_window" if time else "episodes_without_window": int((windows == 0).sum()),
+            "episodes_without_window": int((windows == 0).sum()) if without is None else without,
         }
     return described
 

@@ -17,7 +17,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from shards.errors import BuildError, OptionError
 
 from .draft import DatasetPlan
 from .files import is_remote, list_files, quiet_log
+from .options import BuildOptions
 from .publish import describe_failures, staged_failures
 from .tasks import Recipe
 
@@ -121,7 +123,10 @@ def check_beam_args(beam_args: tuple[str, ...]) -> None:
     except SystemExit:  # argparse's way to refuse a value
         raise OptionError(complaint.getvalue().rpartition("error: ")[2].strip()) from None
     if unknown:
-        raise OptionError(f"--{unknown[0]} is a flag neither of this command nor of Beam")
+        flags = ["input", *(field.name for field in fields(BuildOptions) if field.name != "inputs")]
+        near = get_close_matches(unknown[0].replace("-", "_"), flags, 1)
+        meant = f"; did you mean --{near[0]}?" if near else ""
+        raise OptionError(f"--{unknown[0]} is a flag neither of this command nor of Beam{meant}")
 
 
 def _why(status: int, told: str, log: Path) -> str:

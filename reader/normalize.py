@@ -21,23 +21,39 @@ def masking(length: int) -> Callable[[Batch], Batch]:
     return tf.autograph.experimental.do_not_convert(mask)  # type: ignore[no-any-return]
 
 
-def normalizing(manifest: Manifest, features: Sequence[Feature]) -> Callable[[Batch], Batch]:
-    """The stage (x - mean) / std of every float among the features along time, by component: the last axis of a step.
+Scales = dict[str, tuple[np.ndarray, np.ndarray]]
 
-    A component that is constant becomes 0, and so do steps that are not real.
-    Errors: OptionError if no feature is a float along time.
+
+def scales_of(manifest: Manifest, features: Sequence[Feature], chosen: bool | Sequence[str]) -> Scales:
+    """{feature: (mean, 1 / std)}, by component, of the float features along time; of those `chosen`, if they are named.
+
+    The scale of what is constant is 0. Errors: OptionError for a feature that is not one of these, or if there is none.
     """
-    scales = {}
-    dtypes = {f.name: f.dtype for f in features if f.shape and "float" in f.dtype}
+    floats = {f.name: f.dtype for f in features if f.shape and "float" in f.dtype}
+    names = list(floats) if chosen is True else [] if isinstance(chosen, str | bool) else list(chosen)
+    if not names:
+        raise OptionError(
+            "normalize=True has nothing to do: no feature along time is a float; build with --dtype"
+            if chosen is True
+            else f"normalize must be True, False or a sequence of features, not {chosen!r}"
+        )
+    scales: Scales = {}
     for statistics in manifest.statistics:
-        if statistics.feature in dtypes:
-            parts = statistics.components
-            mean = np.array([part.mean for part in parts])
-            least = 1 / float(np.finfo(np.float64 if dtypes[statistics.feature] == "float64" else np.float32).max)
-            scale = np.array([1 / part.std if part.std > max(_constant(part.mean), least) else 0.0 for part in parts])
-            scales[statistics.feature] = (mean, scale)
-    if not scales:
-        raise OptionError("normalize=True has nothing to do: no feature along time is a float; build with --dtype")
+        if statistics.feature not in names or statistics.feature not in floats:
+            continue
+        parts = statistics.components
+        least = 1 / float(np.finfo(np.float64 if floats[statistics.feature] == "float64" else np.float32).max)
+        scale = [1 / part.std if part.std > max(_constant(part.mean), least) else 0.0 for part in parts]
+        scales[statistics.feature] = np.array([part.mean for part in parts]), np.array(scale)
+    if missing := [name for name in names if name not in scales]:
+        raise OptionError(
+            f"normalize names {missing[0]!r}, which is no float along time: {', '.join(floats) or 'none'}"
+        )
+    return scales
+
+
+def normalizing(scales: Scales) -> Callable[[Batch], Batch]:
+    """The stage (x - mean) / std; what is constant becomes 0, and so do steps that are not real."""
 
     def normalize(batch: Batch) -> Batch:
         done = dict(batch)

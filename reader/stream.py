@@ -16,7 +16,7 @@ from shards.naming import RESERVED
 
 from .chunks import PARALLEL_CHUNKS, Chunks, batches_per_chunk, chunk_function
 from .device import only_gpu, prefetch
-from .normalize import masking, normalizing
+from .normalize import masking, normalizing, scales_of
 from .order import MAX_POOL_WINDOWS, FixedOrder, Order, ShuffledOrder
 from .targets import Batch, Targets, check_targets, splitting
 
@@ -35,7 +35,7 @@ def load(
     targets: Targets = None,
     drop_remainder: bool = False,
     provenance: bool = False,
-    normalize: bool = False,
+    normalize: bool | Sequence[str] = False,
     map_fn: Callable[[Batch], Any] | None = None,
     pool: int = 16,
 ) -> tf.data.Dataset:
@@ -54,7 +54,8 @@ def load(
         a number h for (x, y), y being the last h steps; or a function of the dict. x and y are bare tensors where there
         is one feature. Where windows may be padded and y goes along time, it is (x, y, weights): 0 for a step that is
         not real, else 1. If y is a value of the episode, x has the mask.
-    normalize: standardize float features along time, (x - mean) / std, with the statistics of the training split.
+    normalize: standardize float features along time, (x - mean) / std, with the statistics of the training split: all
+        of them (True, so those in y as well) or those named.
     map_fn: a function from dict to dict, applied to whole batches in parallel, after normalize and before targets.
     pool: so many shards are shuffled together. The windows of one shard already come from all over the split.
 
@@ -62,12 +63,18 @@ def load(
     Errors: OptionError; DatasetNotFoundError, SplitNotFoundError, ManifestError, FormatVersionError and ShardError, all
     before the first batch.
     """
+    for option, value in (("shuffle", shuffle), ("drop_remainder", drop_remainder), ("provenance", provenance)):
+        if not isinstance(value, bool | np.bool_):
+            raise OptionError(f"{option} must be True or False, not {value!r}")
+    if map_fn is not None and not callable(map_fn):
+        raise OptionError(f"map_fn must be a function from dict to dict, not {map_fn!r}")
     source = open_dataset(path)
     chosen, manifest = source[split], source.manifest
     batch_size, seed, pool = _check_options(batch_size, seed, pool, chosen.split)
     columns = columns_of(manifest, features, provenance)
     taken = [column for column in columns if column.name not in RESERVED]
     check_targets(targets, manifest.window, taken, provenance)
+    scales = None if normalize is False else scales_of(manifest, taken, normalize)
     count = len(chosen) // batch_size * batch_size if drop_remainder else len(chosen)
     if count == 0:
         raise OptionError(f"drop_remainder leaves nothing: split {split} has {len(chosen)} windows, less than a batch")
@@ -86,8 +93,8 @@ def load(
     dataset = dataset.rebatch(batch_size, drop_remainder=count % batch_size == 0)  # {name: (B, length, ...)}, no copy
     if manifest.window.tail == "pad":
         dataset = dataset.map(masking(manifest.window.length))  # with "mask": (B, length)
-    if normalize:
-        dataset = dataset.map(normalizing(manifest, taken), num_parallel_calls=tf.data.AUTOTUNE)
+    if scales is not None:
+        dataset = dataset.map(normalizing(scales), num_parallel_calls=tf.data.AUTOTUNE)
     if map_fn is not None:
         dataset = dataset.map(map_fn, num_parallel_calls=tf.data.AUTOTUNE)  # {name: anything}
     if targets is not None:

@@ -30,6 +30,8 @@ def check_targets(targets: Targets, window: WindowSpec, features: Sequence[Featu
         raise OptionError(f'targets must be None, "same", a feature, a number of steps or a function, not {targets!r}')
     elif not 0 < targets < window.length:
         raise OptionError(f"targets={targets} must leave a step to x: windows have {window.length} steps")
+    elif not any(feature.shape for feature in features):
+        raise OptionError(f"targets={targets} needs a feature along time, but these are none: {', '.join(names)}")
     if window.tail == "pad":
         _check_weighable(targets, features)
 

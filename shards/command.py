@@ -5,7 +5,8 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from difflib import get_close_matches
+from typing import Any, NoReturn
 
 from .errors import EpisodeWindowsError
 
@@ -15,8 +16,19 @@ _USAGE, _FAILED, _INTERRUPTED = 2, 1, 130
 class Command(argparse.ArgumentParser):
     """An argument parser whose complaints are one line, and name the flag that was meant."""
 
+    _given: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Remember what was given, for `error`."""
+        self._given = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """End with exit status 2."""
+        for flag in (argument.partition("=")[0] for argument in self._given):
+            near = get_close_matches(flag, self._option_string_actions, 1)
+            if flag.startswith("--") and flag not in self._option_string_actions and near:
+                message += f"\n{flag} is no flag of this command; did you mean {near[0]}?"
         print(f"{self.prog}: {message}\nSee {self.prog} --help.", file=sys.stderr)
         sys.exit(_USAGE)
 

@@ -12,7 +12,7 @@ from .episode_table import episode_paths, read_episodes
 from .errors import ShardError
 from .features import Feature
 from .gather import Gatherer, columns_of
-from .manifest import Manifest, Split
+from .manifest import Manifest, Shard, Split
 from .manifest_file import load_manifest
 from .record import EPISODE, START
 
@@ -134,13 +134,18 @@ class Windows:
 def check_shards(folder: Path, split: Split) -> None:
     """ShardError unless every shard of the split is there and has the manifest's size."""
     for shard in split.shards:
-        file = folder / shard.file
-        try:
-            size = file.stat().st_size
-        except OSError as error:
-            raise ShardError(f"shard {file} cannot be read: {error.strerror}; copy the dataset again") from error
-        if size != shard.bytes:
-            raise ShardError(
-                f"shard {file} has {size} bytes where the manifest says {shard.bytes}: it was cut short or replaced;"
-                " copy or build the dataset again"
-            )
+        check_shard(folder, shard)
+
+
+def check_shard(folder: Path, shard: Shard) -> None:
+    """The same of one shard."""
+    file = folder / shard.file
+    try:
+        size = file.stat().st_size
+    except OSError as error:
+        raise ShardError(f"shard {file} cannot be read: {error.strerror}; copy the dataset again") from error
+    if size != shard.bytes:
+        raise ShardError(
+            f"shard {file} has {size} bytes where the manifest says {shard.bytes}: it was cut short or replaced;"
+            " copy or build the dataset again"
+        )

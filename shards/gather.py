@@ -36,7 +36,8 @@ def columns_of(
     `features` picks, in this order; all if None. Errors: OptionError for what is no feature.
     """
     known = {feature.name: feature for feature in manifest.features}
-    names = list(known) if features is None else list(features)
+    listed = isinstance(features, Sequence) and all(isinstance(name, str) for name in features)
+    names = list(known) if features is None else list(features) if listed and not isinstance(features, str) else []
     if not names or len(set(names)) < len(names) or not known.keys() >= set(names):
         raise OptionError(f"features must be some of {', '.join(known)}, each once, not {features!r}")
     padded = (VALID,) if manifest.window.tail == "pad" else ()

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
+from .dataset import check_shard
 from .episode_table import EpisodeRow, find_leaks, read_episodes
 from .errors import ShardError
 from .gather import map_shard
 from .manifest import Manifest, Shard, Split
 from .manifest_file import load_manifest
-from .naming import EPISODES, MANIFEST
+from .naming import DATASET_INFO, EPISODES, FEATURES, MANIFEST
 from .record import INDEX
+from .tfds import class_name_files, dataset_info_json, features_json
 from .windows import Int64s, WindowSpec
 
 _LISTED = 10  # faults of one kind and shard that are named
@@ -23,15 +25,21 @@ _LISTED = 10  # faults of one kind and shard that are named
 def verify(path: str | Path) -> list[str]:
     """Every fault of the dataset in the folder `path`, in words; none if it is whole.
 
-    Checked are: the size and SHA-256 of each shard; framing and both checksums of each record; that every window that
-    the episodes of a split have is in one record of the split, once; that no step of an episode, and no group of
-    episodes, is in two splits. An episode is known by its path. Memory: ten bytes a record, and what episodes.csv has.
+    Checked are: the files for TFDS, against the manifest; the size and SHA-256 of each shard; framing and both
+    checksums of each record; that every window that the episodes of a split have is in one record of the split, once;
+    that no step of an episode, and no group of episodes, is in two splits. An episode is known by its path.
+    Memory: ten bytes a record, and what episodes.csv has.
     Errors: those of `load_manifest`, and ManifestError for an episodes.csv that is not the manifest's.
     """
     folder = Path(path)
     manifest = load_manifest(folder)
     rows = read_episodes(folder, manifest)
-    faults = find_leaks(rows, manifest.splitting.purge)
+    described = {
+        DATASET_INFO: dataset_info_json(manifest),
+        FEATURES: features_json(manifest),
+        **class_name_files(manifest),
+    }
+    faults = _wrong_files(folder, described) + find_leaks(rows, manifest.splitting.purge)
     grouped = manifest.splitting.group_by is not None
     faults += _listed(
         f"{EPISODES} gives no group to ", (row.path for row in rows if grouped and row.split and not row.group)
@@ -42,6 +50,17 @@ def verify(path: str | Path) -> list[str]:
     return faults + _listed(
         f"{EPISODES} names a split that is none, for ", (r.path for r in rows if r.split not in known)
     )
+
+
+def _wrong_files(folder: Path, described: Mapping[str, bytes]) -> list[str]:
+    """A fault for each file that is not what the manifest gives."""
+    faults = []
+    for name, expected in described.items():
+        if not (folder / name).is_file():
+            faults.append(f"{name} is missing")
+        elif (folder / name).read_bytes() != expected:
+            faults.append(f"{name} is not what {MANIFEST} gives")
+    return faults
 
 
 class _Sections:
@@ -113,6 +132,7 @@ def _verify_shard(folder: Path, manifest: Manifest, shard: Shard, sections: _Sec
     """(the number in the split of each record that belongs there, the faults of the shard)."""
     layout = manifest.layout
     try:
+        check_shard(folder, shard)
         mapped = map_shard(folder, shard)
     except ShardError as error:
         return np.empty(0, np.int64), [str(error)]

@@ -174,9 +174,9 @@ def test_episodes_that_are_too_short_or_too_few_are_told(
 ) -> None:
     inputs = save_lengths(save_episodes, tmp_path / "in", {"a": 0, "b": 3, "c": 2})
     with pytest.raises(EpisodeError, match="no episode is as long as one window, 4 steps: the longest has 3"):
-        plan_of(inputs, split_by=split_by)
+        plan_of(inputs, split_by=split_by, splits={"a": "0.5", "b": "0.5"})
     with pytest.raises(EpisodeError, match="no episode is as long as one window, 10 steps: the longest has 3"):
-        plan_of(inputs, split_by=split_by, stride=3, tail="align")
+        plan_of(inputs, split_by=split_by, splits={"a": "0.5", "b": "0.5"}, stride=3, tail="align")
 
 
 def test_too_few_episodes_or_groups_for_the_splits_are_told(tmp_path: Path, save_episodes: SaveEpisodes) -> None:

@@ -71,9 +71,11 @@ def test_other_ways_to_write_the_same(write: Write, text: str | bytes) -> None:
 
 
 def test_lines_are_those_of_the_file_whatever_the_cells_hold(write: Write) -> None:
-    labels = read_labels(write('\npath,note\n\na.npy,"one\ntwo"\n\nb.npy,"say ""hi"", then go"\r\nc.npy,\u2028\x0b\n'))
+    labels = read_labels(
+        write('\npath,note\n\na.npy,"one\ntwo"\n\nb.npy,"say ""hi"", then go"\r\nc.npy,a\u2028\x0bb\n')
+    )
 
-    assert labels.columns == {"note": ("one\ntwo", 'say "hi", then go', "\u2028\x0b")}
+    assert labels.columns == {"note": ("one\ntwo", 'say "hi", then go', "a\u2028\x0bb")}
     assert labels.lines == (4, 7, 8)
 
 
@@ -281,7 +283,14 @@ def test_what_csv_writes_is_read_back(tmp_path_factory: Any, cells: list[list[st
     labels = read_labels(str(file))
 
     assert list(labels.rows) == [row[0] for row in rows]
-    assert labels.columns == {"a": tuple(row[1] for row in rows), "b": tuple(row[2] for row in rows)}
+    assert labels.columns == {"a": tuple(row[1].strip() for row in rows), "b": tuple(row[2].strip() for row in rows)}
+
+
+def test_blanks_around_commas_are_no_part_of_words(write: Write) -> None:
+    labels = read_labels(write("path, kind ,level\na.npy, pick , 0\nb.npy,pick,1 \n c.npy,place,2\n"))
+
+    assert labels.columns == {"kind": ("pick", "pick", "place"), "level": ("0", "1", "2")}
+    assert list(labels.rows) == ["a.npy", "b.npy", " c.npy"]
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1))

@@ -396,3 +396,32 @@ def test_bfloat16_arrives_as_such(tmp_path: Path, save_episodes: SaveEpisodes, b
     build_here(inputs, tmp_path / "out", window_length=4, dtype={"window": "bfloat16"})
     window = read(tmp_path / "out", normalize=True)["window"]
     assert window.dtype == ml_dtypes.bfloat16
+
+
+def test_only_the_named_features_are_normalized(
+    tmp_path: Path, save_episodes: SaveEpisodes, build_here: BuildHere
+) -> None:
+    (tmp_path / "in").mkdir()
+    np.savez(tmp_path / "in" / "a.npz", x=np.arange(8.0), y=np.arange(8.0), z=np.arange(8))
+    build_here(str(tmp_path / "in"), tmp_path / "out", window_length=4)
+    plain, named = read(tmp_path / "out"), read(tmp_path / "out", normalize=["x"])
+    assert named["y"].tolist() == plain["y"].tolist()
+    assert named["x"].tolist() == ((plain["x"] - 3.5) / np.arange(8.0).std()).tolist()
+    for wrong, message in (
+        (["z"], "normalize names 'z', which is no float along time: x, y"),
+        (["w"], "normalize names 'w'"),
+        ("x", "normalize must be True, False or a sequence of features"),
+        ([], "normalize must be True, False or a sequence of features"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            load(tmp_path / "out", batch_size=2, normalize=wrong)
+
+
+@pytest.mark.parametrize("option", ["shuffle", "drop_remainder", "provenance"])
+def test_a_switch_must_be_true_or_false(
+    tmp_path: Path, save_episodes: SaveEpisodes, build_here: BuildHere, option: str
+) -> None:
+    build_here(save_episodes(tmp_path / "in", [np.ones(8)]), tmp_path / "out", window_length=4)
+    for wrong in ("False", 1000, None):
+        with pytest.raises(OptionError, match=f"{option} must be True or False, not"):
+            load(tmp_path / "out", batch_size=2, **{option: wrong})

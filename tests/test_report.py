@@ -176,10 +176,33 @@ def test_sections_are_counted_where_time_is_split(tmp_path: Path, save_episodes:
     ]
     assert found["uncovered_steps"] == 7
     assert found["tails"] == {
-        "drop": {"windows": 10, "padded_steps": 0, "lost_steps": 10, "sections_without_window": 0},
-        "pad": {"windows": 12, "padded_steps": 7, "lost_steps": 7, "sections_without_window": 0},
-        "align": {"windows": 12, "padded_steps": 0, "lost_steps": 7, "sections_without_window": 0},
+        "drop": {"windows": 10, "padded_steps": 0, "lost_steps": 10, "episodes_without_window": 1},
+        "pad": {"windows": 13, "padded_steps": 7, "lost_steps": 2, "episodes_without_window": 0},
+        "align": {"windows": 12, "padded_steps": 0, "lost_steps": 5, "episodes_without_window": 1},
     }
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad", "align"])
+def test_each_tail_is_told_as_it_would_be_where_time_is_split(
+    tmp_path: Path, save_episodes: SaveEpisodes, tail: str
+) -> None:
+    inputs = save_episodes(tmp_path / "in", [np.zeros(steps) for steps in (43, 14, 3, 90, 27)])
+    options = BuildOptions(
+        inputs=(inputs,),
+        output=str(tmp_path / "out"),
+        window_length=5,
+        shift=3,
+        splits={"train": "0.5", "test": "0.5"},
+        split_by="time",
+        purge=2,
+    )
+
+    told = describe_plan(plan(options))["tails"][tail]
+    planned = plan(replace(options, tail=tail))
+
+    assert told["windows"] == planned.manifest.windows
+    assert told["lost_steps"] == 177 - planned.source.steps + planned.source.uncovered
+    assert told["episodes_without_window"] == planned.source.short
 
 
 def test_given_splits_have_no_fraction_to_compare_with(tmp_path: Path, save_episodes: SaveEpisodes) -> None:

@@ -103,7 +103,7 @@ def test_shards_that_are_missing_or_cut_short_are_named_and_the_others_still_che
     os.truncate(files[1], 100)
     faults = verify(dataset.folder)
     assert f"shard {files[0]} cannot be read" in faults[0]
-    assert f"shard {files[1]} has changed" in faults[1]
+    assert f"shard {files[1]} has 100 bytes where the manifest says" in faults[1]
     assert not any(files[2].name in fault for fault in faults)
     assert faults[2].startswith("train lacks the window of ")
     assert len(faults) == 2 + 11
@@ -144,6 +144,13 @@ def test_episodes_that_do_not_give_their_windows_are_found(build: Build) -> None
     assert verify(dataset.folder) == ["episodes.csv does not give train the windows that its steps have"]
     rewrite_episodes(open_dataset(dataset.folder), lambda rows: [row._replace(split="other") for row in rows])
     assert "episodes.csv names a split that is none, for e000.npy" in verify(dataset.folder)
+
+
+def test_files_for_tfds_must_be_those_of_the_manifest(build: Build) -> None:
+    dataset = build()
+    (dataset.folder / "features.json").unlink()
+    (dataset.folder / "dataset_info.json").write_text("{}")
+    assert verify(dataset.folder) == ["dataset_info.json is not what manifest.json gives", "features.json is missing"]
 
 
 def test_a_changed_episodes_file_is_refused(build: Build) -> None:
