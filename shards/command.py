@@ -18,6 +18,10 @@ class Command(argparse.ArgumentParser):
 
     _given: Sequence[str] = ()
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.register("action", None, _StoreOnce)  # what a flag does unless told otherwise
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Remember what was given, for `error`."""
         self._given = sys.argv[1:] if args is None else list(args)
@@ -31,6 +35,18 @@ class Command(argparse.ArgumentParser):
                 message += f"\n{flag} is no flag of this command; did you mean {near[0]}?"
         print(f"{self.prog}: {message}\nSee {self.prog} --help.", file=sys.stderr)
         sys.exit(_USAGE)
+
+
+class _StoreOnce(argparse.Action):
+    """Store the value of a flag, which may be given once: a second one would silently win."""
+
+    _seen = False
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, flag: str | None = None) -> None:
+        if self._seen:
+            parser.error(f"{flag} is given twice")
+        self._seen = True
+        setattr(namespace, self.dest, values)
 
 
 def run_command(parser: Command, arguments: Sequence[str] | None, rest: str | None = None) -> int:

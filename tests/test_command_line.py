@@ -421,3 +421,20 @@ def test_file_names_that_are_no_text_are_shown_somehow(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"},
     )
     assert "too short 1 episodes have no window: short\\udcff.npy" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--window_length", "4", "--labels", "a", "--labels", "b"], "--labels is given twice"),
+        (["--window-length", "4"], "--window-length is no flag of this command; did you mean --window_length?"),
+        (
+            ["--window_length", "4", "--shfit", "2"],
+            "--shfit is a flag neither of this command nor of Beam; did you mean",
+        ),
+    ],
+)
+def test_flags_given_twice_or_mistyped_are_told(tmp_path: Path, arguments: list[str], told: str) -> None:
+    done = run("plan", "--input", str(tmp_path), "--output", str(tmp_path / "out"), *arguments)
+    assert done.returncode == 2
+    assert told in done.stderr
