@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import EpisodeError, OptionError
-from shards.features import DTYPES
+from shards.features import DTYPES, kind_of
 from shards.record import MAX_EPISODES, MAX_STEPS
 
 from .files import is_remote, open_file
@@ -231,12 +231,8 @@ def cast_episodes(episodes: Episodes, casts: Mapping[str, str]) -> Episodes:
 
 def can_store(source: str, target: str) -> bool:
     """Whether values of one dtype may be stored as another, if they are in its range: never a float as an integer."""
-    kinds = "b", "ui", "f", "c"
-    source_kind, target_kind = (
-        next(i for i, kind in enumerate(kinds) if (np.dtype(DTYPES[name]).kind if name != "bfloat16" else "f") in kind)
-        for name in (source, target)
-    )
-    return source_kind <= target_kind
+    kinds = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
+    return kinds[kind_of(source)] <= kinds[kind_of(target)]
 
 
 Kind = tuple[SourceArray, ...]

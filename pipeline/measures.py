@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import EpisodeError
-from shards.features import Feature
+from shards.features import Feature, kind_of
 from shards.manifest import MAX_NONFINITE
 from shards.moments import Merging, Moments, measure
 from shards.windows import Int64s
@@ -47,7 +47,7 @@ class Measures:
     ) -> None:
         """Measure the arrays of a span of episode `number`: of those from step `begin` on, the `fresh` steps."""
         for feature in self._recipe.features:
-            values, kind = arrays[feature.name], "f" if feature.dtype == "bfloat16" else feature.numpy_dtype.kind
+            values, kind = arrays[feature.name], kind_of(feature.dtype)
             if feature.shape:
                 values = values[fresh]
             if feature.shape and self._measured and kind != "c":

@@ -16,6 +16,15 @@ DTYPES: dict[str, np.dtype] = {
 } | {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
+def kind_of(dtype: str) -> str:
+    """NumPy's letter for the kind of a dtype, "f" for bfloat16 too, which NumPy itself does not know.
+
+    >>> kind_of("bool"), kind_of("uint8"), kind_of("bfloat16")
+    ('b', 'u', 'f')
+    """
+    return "f" if dtype == "bfloat16" else DTYPES[dtype].kind
+
+
 @dataclass(frozen=True)
 class Feature:
     """One array of a window: `shape` is (length, ...), without the batch; () for a value of the whole episode.
