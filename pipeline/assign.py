@@ -21,7 +21,7 @@ def group_episodes(options: BuildOptions, episodes: Episodes, labels: Labels | N
     """
     if options.group_by is None:
         return None
-    usable = [i for i in range(len(episodes.paths)) if i not in episodes.problems]
+    usable = _usable(episodes)
     if labels is not None and options.group_by in labels.columns:
         found = _column(episodes, labels, options.group_by, usable)
     else:
@@ -30,10 +30,7 @@ def group_episodes(options: BuildOptions, episodes: Episodes, labels: Labels | N
         except (EpisodeError, OptionError) as error:
             columns = "none, as --labels is not given" if labels is None else ", ".join(labels.columns)
             raise type(error)(f"{error}\nOr name a column of the labels; there are: {columns}.") from None
-    groups = [""] * len(episodes.paths)
-    for i, group in zip(usable, found, strict=True):
-        groups[i] = group
-    return groups
+    return _spread(episodes, usable, found)
 
 
 def assign_splits(
@@ -75,7 +72,7 @@ def _whole(rows: Int64s, steps: Int64s) -> Sections:
 
 def _given_splits(options: BuildOptions, episodes: Episodes, labels: Labels | None) -> list[str]:
     """The name of the split of each episode, "" where it cannot be used."""
-    usable = [i for i in range(len(episodes.paths)) if i not in episodes.problems]
+    usable = _usable(episodes)
     if options.splits_from is not None:
         assert labels is not None
         names = _column(episodes, labels, options.splits_from, usable)
@@ -83,15 +80,25 @@ def _given_splits(options: BuildOptions, episodes: Episodes, labels: Labels | No
     else:
         names = [episodes.paths[i].partition("/")[0] if "/" in episodes.paths[i] else "" for i in usable]
         where = f"its folder below {episodes.root} (episodes belong in folders such as train/; give what holds these)"
-    splits = [""] * len(episodes.paths)
     for i, name in zip(usable, names, strict=True):
         if not is_split_name(name):
             raise EpisodeError(
                 f"{episodes.paths[i]} has {f'{name!r} as split' if name else 'no split'}, by {where}; a split's name"
                 f" must be {NAME_RULE}"
             )
-        splits[i] = name
-    return splits
+    return _spread(episodes, usable, names)
+
+
+def _usable(episodes: Episodes) -> list[int]:
+    return [i for i in range(len(episodes.paths)) if i not in episodes.problems]
+
+
+def _spread(episodes: Episodes, usable: Sequence[int], words: Sequence[str]) -> list[str]:
+    """The word of each episode, "" where it cannot be used."""
+    spread = [""] * len(episodes.paths)
+    for i, word in zip(usable, words, strict=True):
+        spread[i] = word
+    return spread
 
 
 def _column(episodes: Episodes, labels: Labels, column: str, rows: Sequence[int]) -> list[str]:
