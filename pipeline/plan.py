@@ -69,7 +69,7 @@ def plan_splits(
     plans = []
     for number, (name, sections) in enumerate(splits.items()):
         windows = spec.count(sections.steps)
-        records = -(-windows // spec.per_record)
+        records = spec.records(sections.steps)
         total = int(records.sum())
         shards = shard_counts.get(name) or min(total, -(-total * record_bytes // shard_size))
         if shards > total:

@@ -125,7 +125,7 @@ def _recommended(plan: DatasetPlan) -> dict[str, int] | None:
     sections = {split.name: split.sections for split in plan.splits}
     window = choose_per_record(replace(plan.options, windows_per_record="auto"), plan.episodes, sections)
     nbytes = record_layout(features_of(plan.episodes, window), window).record_bytes
-    records = sum(int((-(-window.count(part.steps) // window.per_record)).sum()) for part in sections.values())
+    records = sum(int(window.records(part.steps).sum()) for part in sections.values())
     if records * nbytes >= plan.manifest.bytes:
         return None
     return {"windows_per_record": window.per_record, "bytes": records * nbytes}

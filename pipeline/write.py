@@ -123,13 +123,11 @@ class Cut(NamedTuple):
 def cut_span(spec: WindowSpec, span: Span, steps: int) -> Cut:
     """Cut a span of a section of so many steps."""
     first = (span.first + np.arange(span.size)) * spec.per_record  # the first window of each record
-    beyond = np.minimum(first + spec.per_record, spec.count(steps))
+    counts, valid = spec.record(first, steps)
+    windows = np.arange(first[0], first[-1] + counts[-1])
     starts = spec.start(first, steps)
-    ends = np.minimum(spec.start(beyond - 1, steps) + spec.extent, steps)
-    begin, end = int(starts[0]), int(ends[-1])
-    valid = spec.valid(first, steps) if spec.per_record == 1 else ends - starts
-    fresh = _fresh(spec, np.arange(first[0], beyond[-1]), steps, begin, end)
-    return Cut(span, begin, end, starts - begin, beyond - first, valid, fresh)
+    begin, end = int(starts[0]), int(np.minimum(spec.start(windows[-1], steps) + spec.extent, steps))
+    return Cut(span, begin, end, starts - begin, counts, valid, _fresh(spec, windows, steps, begin, end))
 
 
 def _fresh(spec: WindowSpec, windows: Int64s, steps: int, begin: int, end: int) -> slice | Int64s:

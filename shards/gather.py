@@ -144,9 +144,7 @@ class _SharedRecords(_Records):
     def numbers(self, column: Feature, records: Int64s, offsets: Int64s) -> np.ndarray:
         """What windows at these places have as one number of theirs."""
         if column == VALID:
-            left = self._integer("valid")[records] - offsets  # steps to the end of what is real
-            valid: Int64s = np.minimum(-(-left // self._spec.stride), self._spec.length)
-            return valid
+            return self._spec.real(self._integer("valid")[records] - offsets)
         field = self._layout.field(column.name)
         if field.encoding == "varint":
             return self._integer(column.name)[records] + (offsets if column == START else 0)

@@ -72,7 +72,7 @@ class _Sections:
         table = np.array([(row.episode, row.begin, row.end, row.windows) for row in self.rows], np.int64)
         self._episode, self._begin, end, self.windows = table.reshape(-1, 4).T
         self._steps = end - self._begin
-        self._first = np.concatenate([[0], np.cumsum(-(-self.windows // window.per_record))])
+        self._first = np.concatenate([[0], np.cumsum(window.records(self._steps))])
 
     @property
     def records(self) -> int:
@@ -92,14 +92,13 @@ class _Sections:
         place = np.minimum(np.searchsorted(self._episode, index["episode"]), len(self.rows) - 1)
         start, steps, windows = index["start"] - self._begin[place], self._steps[place], self.windows[place]
         first = -(-start // window.shift)  # an aligned window starts before the multiple of `shift` that is its turn
-        end = np.minimum(first + window.per_record, windows)
+        count, valid = window.record(first, steps)
         right = (self._episode[place] == index["episode"]) & (first >= 0) & (first < windows)
         right &= (first % window.per_record == 0) & (window.start(first, steps) == start)
         if "count" in index:
-            right &= index["count"] == end - first
+            right &= index["count"] == count
         if "valid" in index:
-            shared = np.minimum(window.start(end - 1, steps) + window.extent, steps) - start
-            right &= index["valid"] == (window.valid(first, steps) if window.per_record == 1 else shared)
+            right &= index["valid"] == valid
         return np.where(right, self._first[place] + first // window.per_record, -1)
 
     def name(self, number: int) -> str:

@@ -88,8 +88,33 @@ class WindowSpec:
         >>> WindowSpec(4, shift=2, tail="pad").valid(np.arange(2), 5).tolist()
         [4, 3]
         """
-        real: Int64s = np.minimum(-((self.start(index, steps) - steps) // self.stride), self.length)
+        return self.real(steps - self.start(index, steps))
+
+    def real(self, left: Steps) -> Int64s:
+        """How many of the `length` steps of a window are real, from whose start `left` steps are."""
+        real: Int64s = np.minimum(-(-left // self.stride), self.length)
         return real
+
+    def records(self, steps: Steps) -> Int64s:
+        """How many records hold the windows.
+
+        >>> WindowSpec(4, shift=2, per_record=2).records(np.array([3, 4, 6, 8])).tolist()
+        [0, 1, 1, 2]
+        """
+        records: Int64s = -(-self.count(steps) // self.per_record)
+        return records
+
+    def record(self, first: Steps, steps: Steps) -> tuple[Int64s, Int64s]:
+        """(windows, real ones of the stored steps) of the record that begins with window `first`.
+
+        >>> [part.tolist() for part in WindowSpec(4, shift=2, per_record=2).record(np.array([0, 2]), 9)]
+        [[2, 1], [6, 4]]
+        """
+        beyond = np.minimum(first + self.per_record, self.count(steps))
+        if self.per_record == 1:
+            return beyond - first, self.valid(first, steps)
+        end = np.minimum(self.start(beyond - 1, steps) + self.extent, steps)
+        return beyond - first, end - self.start(first, steps)
 
     def fresh(self, index: Steps, steps: Steps) -> Int64s:
         """The k from which on no earlier window has the steps of window `index`; all before are in an earlier one.
