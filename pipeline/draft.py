@@ -19,9 +19,9 @@ from shards.episode_table import EpisodeRow, format_episodes
 from shards.features import Feature
 from shards.manifest import Manifest, Shard, Source, Split, Splitting
 from shards.manifest_file import FORMAT_VERSION, format_manifest
-from shards.naming import EPISODES, FEATURES, ShardName
+from shards.naming import EPISODES, ShardName
 from shards.record import RecordLayout, record_layout
-from shards.tfds import class_name_files, features_json
+from shards.tfds import tfds_files
 from shards.windows import WindowSpec
 
 from .episodes import Episodes
@@ -222,8 +222,7 @@ def stage_plan(plan: DatasetPlan) -> None:
     places = [(begin, end - begin) for begin, end in pairwise(ends)]
     files = {
         EPISODES: plan.episodes_csv,
-        FEATURES: features_json(plan.manifest),
-        **class_name_files(plan.manifest),
+        **tfds_files(plan.manifest),
         _TASKS: b"".join(lines),
         _TASK_INDEX: json.dumps(places).encode(),
         _DRAFT: format_manifest(plan.manifest),

@@ -10,9 +10,9 @@ from shards.errors import BuildError, ManifestError
 from shards.manifest import MAX_NONFINITE, Manifest, Nonfinite, Shard
 from shards.manifest_file import format_manifest, parse_manifest
 from shards.moments import Merging
-from shards.naming import DATASET_INFO, EPISODES, FEATURES, MANIFEST
+from shards.naming import EPISODES, MANIFEST
 from shards.statistics import Statistics, summarize
-from shards.tfds import class_name_files, dataset_info_json
+from shards.tfds import tfds_files
 
 from .draft import STAGING, read_draft
 from .files import delete_files, delete_folder, exists, join, list_files, move_files, read_file, write_file
@@ -38,7 +38,6 @@ def publish(output: str, staging: str, done: Sequence[ShardDone], fingerprint: s
         if draft.fingerprint != fingerprint:
             raise BuildError(f"another build has begun in {output}")
         manifest = finished_manifest(draft, staging, done)
-        write_file(join(staging, DATASET_INFO), dataset_info_json(manifest))
         write_file(join(staging, MANIFEST), format_manifest(manifest))
     return finish_publishing(output, staging)
 
@@ -65,7 +64,7 @@ def finish_publishing(output: str, staging: str) -> str:
 def dataset_files(manifest: Manifest) -> set[str]:
     """The names of all files of a dataset but the manifest's."""
     shards = (shard.file for split in manifest.splits for shard in split.shards)
-    return {*shards, *class_name_files(manifest), EPISODES, FEATURES, DATASET_INFO}
+    return {*shards, *tfds_files(manifest), EPISODES}
 
 
 def own_files(output: str, staging: str) -> set[str]:

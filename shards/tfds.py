@@ -5,8 +5,15 @@ from typing import Any
 
 from .features import Feature
 from .manifest import Manifest
+from .naming import DATASET_INFO, FEATURES
 
 _CLASSES = "tensorflow_datasets.core.features."
+
+
+def tfds_files(manifest: Manifest) -> dict[str, bytes]:
+    """{file name: bytes} of all that TFDS reads besides the shards; nothing in them depends on the episodes' values."""
+    files = {DATASET_INFO: dataset_info_json(manifest), FEATURES: features_json(manifest)}
+    return files | class_name_files(manifest)
 
 
 def dataset_info_json(manifest: Manifest) -> bytes:

@@ -14,9 +14,9 @@ from .errors import ShardError
 from .gather import map_shard
 from .manifest import Manifest, Shard, Split
 from .manifest_file import load_manifest
-from .naming import DATASET_INFO, EPISODES, FEATURES, MANIFEST
+from .naming import EPISODES, MANIFEST
 from .record import INDEX
-from .tfds import class_name_files, dataset_info_json, features_json
+from .tfds import tfds_files
 from .windows import Int64s, WindowSpec
 
 _LISTED = 10  # faults of one kind and shard that are named
@@ -34,12 +34,7 @@ def verify(path: str | Path) -> list[str]:
     folder = Path(path)
     manifest = load_manifest(folder)
     rows = read_episodes(folder, manifest)
-    described = {
-        DATASET_INFO: dataset_info_json(manifest),
-        FEATURES: features_json(manifest),
-        **class_name_files(manifest),
-    }
-    faults = _wrong_files(folder, described) + find_leaks(rows, manifest.splitting.purge)
+    faults = _wrong_files(folder, tfds_files(manifest)) + find_leaks(rows, manifest.splitting.purge)
     grouped = manifest.splitting.group_by is not None
     faults += _listed(
         f"{EPISODES} gives no group to ", (row.path for row in rows if grouped and row.split and not row.group)
