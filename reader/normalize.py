@@ -9,6 +9,7 @@ from shards.errors import OptionError
 from shards.features import Feature
 from shards.manifest import Manifest
 
+from .epochs import plain
 from .targets import Batch
 
 
@@ -18,7 +19,7 @@ def masking(length: int) -> Callable[[Batch], Batch]:
     def mask(batch: Batch) -> Batch:
         return batch | {"mask": tf.sequence_mask(batch["valid"], length)}
 
-    return tf.autograph.experimental.do_not_convert(mask)  # type: ignore[no-any-return]
+    return plain(mask)  # type: ignore[no-any-return]
 
 
 Scales = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -71,7 +72,7 @@ def normalizing(scales: Scales) -> Callable[[Batch], Batch]:
             done[name] = tf.cast(scaled, values.dtype)
         return done
 
-    return tf.autograph.experimental.do_not_convert(normalize)  # type: ignore[no-any-return]
+    return plain(normalize)  # type: ignore[no-any-return]
 
 
 def _constant(mean: float) -> float:

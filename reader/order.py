@@ -1,13 +1,12 @@
 """The epoch order: which window comes at which position, a pure function of (seed, epoch).
 
-The shards of a split are permuted and taken some at a time; all windows of such a pool are permuted together. Any
-range of positions can be asked for on its own, so there is no shuffle buffer to fill, and nothing to be read or
-remembered of what came before.
+The pieces of a split's shards are permuted and taken some at a time; all windows of such a pool are permuted together.
+Any positions can be asked for on their own, so there is no shuffle buffer to fill, and nothing to be read or remembered
+of what came before.
 """
 
-from collections.abc import Iterator
 from functools import lru_cache
-from math import isqrt
+from math import ceil, isqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +21,9 @@ MAX_POOL_WINDOWS = 2**32 - 2**17  # the arithmetic below stays within 32 bits
 
 
 class ShuffledOrder:
-    """A new order each epoch, of a split whose shards hold `windows` windows each.
+    """A new order each epoch, of a split whose pieces hold `windows` windows each.
 
-    Pools have `pool` shards, or fewer so that they are alike in size.
+    Pools have `pool` pieces, or fewer so that they are alike in size.
     """
 
     def __init__(self, windows: Int64s, seed: int, pool: int) -> None:
@@ -32,43 +31,59 @@ class ShuffledOrder:
         self._seed = seed
         pools = -(-len(self._windows) // pool)
         self._ends = len(self._windows) * np.arange(pools + 1) // pools
-        self._pools_of = lru_cache(maxsize=2)(self._pools)  # two epochs meet where one ends
+        self._pools_of = lru_cache(maxsize=3)(self._pools)  # two epochs meet where one ends, and a third is looked up
 
     def __len__(self) -> int:
         return int(self._windows.sum())
 
-    def parts(self, epoch: int, begin: int, end: int) -> Iterator[tuple[Int64s, Int64s]]:
-        """The windows at the positions [begin, end), as (shard, row in it) arrays, a pair for each pool they touch."""
-        shards, firsts = self._pools_of(epoch)
-        number = int(np.searchsorted(firsts, begin, side="right")) - 1
-        while begin < end:
+    def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s]:
+        """The windows at some positions, as arrays (piece, row in it)."""
+        pools, firsts = self._pools_of(epoch)
+        numbers = np.searchsorted(firsts, positions, side="right") - 1
+        pieces, rows = np.empty_like(positions), np.empty_like(positions)
+        for number in np.unique(numbers).tolist():
+            here = slice(None) if (numbers == number).all() else numbers == number
             first, stop = int(firsts[number]), int(firsts[number + 1])
-            positions = np.arange(begin - first, min(end, stop) - first)
-            index = permute(positions, stop - first, self._seed, epoch, 1 + number)
-            ends = np.cumsum(self._windows[shards[number]])
+            index = permute(positions[here] - first, stop - first, self._seed, epoch, 1 + number)
+            pool = pools[number]
+            ends = np.cumsum(self._windows[pool])
             place = np.searchsorted(ends, index, side="right")
-            yield shards[number][place], index - (ends - self._windows[shards[number]])[place]
-            begin, number = min(end, stop), number + 1
+            pieces[here], rows[here] = pool[place], index - (ends - self._windows[pool])[place]
+        return pieces, rows
+
+    def ahead(self, epoch: int, position: int) -> Int64s:
+        """The pieces of the next pool that should be read by the time that a position of this pool is: as large a part
+        of the next as this position is of its own.
+        """
+        pools, firsts = self._pools_of(epoch)
+        number = int(np.searchsorted(firsts, position, side="right")) - 1
+        following = pools[number + 1] if number + 1 < len(pools) else self._pools_of(epoch + 1)[0][0]
+        done = (position + 1 - int(firsts[number])) / int(firsts[number + 1] - firsts[number])
+        return following[: ceil(done * len(following))]
 
     def _pools(self, epoch: int) -> tuple[list[Int64s], Int64s]:
-        """(the shards of each pool of an epoch, the first position of each pool and the end of the last)."""
-        shards = np.argsort(keyed_hash(np.arange(len(self._windows)), self._seed, epoch), kind="stable")
-        sums = np.concatenate([[0], np.cumsum(self._windows[shards])])
-        return np.split(shards, self._ends[1:-1]), sums[self._ends]
+        """(the pieces of each pool of an epoch, the first position of each pool and the end of the last)."""
+        pieces = np.argsort(keyed_hash(np.arange(len(self._windows)), self._seed, epoch), kind="stable")
+        sums = np.concatenate([[0], np.cumsum(self._windows[pieces])])
+        return np.split(pieces, self._ends[1:-1]), sums[self._ends]
 
 
 class FixedOrder:
-    """The same order in every epoch, given as (shard, row in it) arrays of all windows."""
+    """The same order in every epoch, given as (piece, row in it) arrays of all windows."""
 
-    def __init__(self, shards: Int64s, rows: Int64s) -> None:
-        self._shards, self._rows = shards, rows
+    def __init__(self, pieces: Int64s, rows: Int64s) -> None:
+        self._pieces, self._rows = pieces, rows
 
     def __len__(self) -> int:
-        return len(self._shards)
+        return len(self._pieces)
 
-    def parts(self, epoch: int, begin: int, end: int) -> Iterator[tuple[Int64s, Int64s]]:
+    def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s]:
         """As in `ShuffledOrder`."""
-        yield self._shards[begin:end], self._rows[begin:end]
+        return self._pieces[positions], self._rows[positions]
+
+    def ahead(self, epoch: int, position: int) -> Int64s:
+        """None: it jumps among all."""
+        return np.empty(0, np.int64)
 
 
 Order = ShuffledOrder | FixedOrder

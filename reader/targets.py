@@ -10,6 +10,8 @@ from shards.errors import OptionError
 from shards.features import Feature
 from shards.windows import WindowSpec
 
+from .epochs import plain
+
 Batch = dict[str, tf.Tensor]
 Targets = None | str | int | Callable[[Batch], Any]
 
@@ -72,7 +74,7 @@ def splitting(targets: str | int, features: Sequence[Feature]) -> Callable[[Batc
         y = {name: values[:, -targets:] for name, values in timed.items()}
         return _weighted(_bare(x), _bare(y), None if mask is None else mask[:, -targets:])
 
-    return tf.autograph.experimental.do_not_convert(split)  # type: ignore[no-any-return]
+    return plain(split)  # type: ignore[no-any-return]
 
 
 def _without(batch: Batch, name: str) -> Batch:

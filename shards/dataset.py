@@ -11,9 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 from .episode_table import episode_paths, read_episodes
 from .errors import ShardError
 from .features import Feature
-from .gather import Gatherer, columns_of
+from .gather import Gatherer, Records, columns_of
 from .manifest import Manifest, Shard, Split
 from .manifest_file import load_manifest
+from .pieces import map_piece, whole_shards
 from .record import EPISODE, START
 
 # Each mapped shard holds a file descriptor, of which a process often may have 1024.
@@ -73,9 +74,11 @@ class Windows:
 
     def __init__(self, folder: Path, manifest: Manifest, split_name: str) -> None:
         self.split = split = manifest.split(split_name)
-        self._folder, self._manifest, self._columns = folder, manifest, columns_of(manifest)
+        self.folder, self._manifest, self._columns = folder, manifest, columns_of(manifest)
         check_shards(folder, split)
-        self._gatherer = lru_cache(lambda columns: Gatherer(folder, manifest, split, columns, _MAPPED_SHARDS))
+        pieces, nbytes = whole_shards(folder, split.shards), manifest.layout.record_bytes
+        records = lru_cache(_MAPPED_SHARDS)(lambda i: Records.of(manifest, pieces[i], map_piece(pieces[i], nbytes)))
+        self._gatherer = lru_cache(lambda columns: Gatherer(manifest, columns, records))
 
     def __len__(self) -> int:
         return self.split.windows
@@ -106,7 +109,7 @@ class Windows:
 
     @cached_property
     def _episode_paths(self) -> tuple[str, ...]:
-        return episode_paths(read_episodes(self._folder, self._manifest))
+        return episode_paths(read_episodes(self.folder, self._manifest))
 
     def _indices(self, index: Any) -> tuple[NDArray[np.int64], bool]:
         if isinstance(index, slice):

@@ -1,16 +1,12 @@
-"""Windows copied from mapped shards into arrays: what reading spends its time on.
+"""Windows copied from pieces of shards into arrays: what reading spends its time on.
 
-Rows of a shard are its windows, numbered through its records. Where a record holds several windows, they are cut from
+Rows of a piece are its windows, numbered through its records. Where a record holds several windows, they are cut from
 its steps here, as late as can be.
 """
 
-import errno
-import mmap
 import threading
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +14,8 @@ from numpy.typing import NDArray
 
 from .errors import OptionError, ShardError
 from .features import Feature
-from .manifest import Manifest, Shard, Split
+from .manifest import Manifest
+from .pieces import Piece
 from .record import EPISODE, START, VALID, Field
 from .windows import Int64s
 
@@ -45,36 +42,34 @@ def columns_of(
 
 
 class Gatherer:
-    """Copies windows of a split, wherever they lie, into arrays. Safe to call from several threads.
+    """Copies windows of pieces of shards, wherever they lie, into arrays. Safe to call from several threads.
 
-    It keeps up to `maps` shards mapped, each of which holds a file descriptor.
+    `records(i)` gives the records of piece i, as made by `Records.of`; it decides what is kept.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, split: Split, columns: Sequence[Feature], maps: int) -> None:
-        self._layout, self._spec, self._columns = manifest.layout, manifest.window, columns
+    def __init__(self, manifest: Manifest, columns: Sequence[Feature], records: "Callable[[int], Records]") -> None:
+        self._layout, self._columns, self._records = manifest.layout, columns, records
         self._fields = [manifest.layout.field(column.name) for column in columns]
-        self._shared = self._spec.per_record > 1
-        kind: Any = _SharedRecords if self._shared else _Records
-        self._shard = lru_cache(maxsize=maps)(lambda i: kind(folder, manifest, split.shards[i]))
+        self._shared = manifest.window.per_record > 1
         self._local = threading.local()
         self._block = max(1, _BLOCK_BYTES // self._layout.record_bytes)
         self._whole = 2 * sum(column.nbytes for column in columns) >= self._layout.record_bytes < _LARGE_WINDOW
 
-    def gather(self, shards: Int64s, rows: Int64s, outs: Sequence[np.ndarray]) -> None:
-        """outs[c][j] = column c of window rows[j] of shard shards[j]; outs[c] is a contiguous (n, *shape of c)."""
-        narrow = np.min_scalar_type(int(shards.max()))  # NumPy sorts 8 and 16 bits several times faster than 64
-        order = np.argsort(shards.astype(narrow), kind="stable")
+    def gather(self, pieces: Int64s, rows: Int64s, outs: Sequence[np.ndarray]) -> None:
+        """outs[c][j] = column c of window rows[j] of piece pieces[j]; outs[c] is a contiguous (n, *shape of c)."""
+        narrow = np.min_scalar_type(int(pieces.max()))  # NumPy sorts 8 and 16 bits several times faster than 64
+        order = np.argsort(pieces.astype(narrow), kind="stable")
         copy: Any = self._copy_shared if self._shared else self._copy_blocks if self._whole else self._copy_fields
-        ends = np.flatnonzero(np.diff(shards[order], append=-1)) + 1
+        ends = np.flatnonzero(np.diff(pieces[order], append=-1)) + 1
         begin = 0
         for end in ends.tolist():
             chosen = order[begin:end]
-            copy(self._shard(int(shards[chosen[0]])), rows[chosen], chosen, outs)
+            copy(self._records(int(pieces[chosen[0]])), rows[chosen], chosen, outs)
             begin = end
 
-    def _copy_fields(self, shard: "_Records", rows: Int64s, places: Int64s, outs: Sequence[np.ndarray]) -> None:
+    def _copy_fields(self, piece: "Records", rows: Int64s, places: Int64s, outs: Sequence[np.ndarray]) -> None:
         for field, out in zip(self._fields, outs, strict=True):
-            data = shard.records[:, field.offset : field.offset + field.nbytes]
+            data = piece.raw[:, field.offset : field.offset + field.nbytes]
             if field.nbytes < _LARGE_WINDOW:
                 out[places] = field.of(data[rows])
                 continue
@@ -82,7 +77,7 @@ class Gatherer:
             for place, row in zip(places.tolist(), rows.tolist(), strict=True):
                 raw[place] = data[row]
 
-    def _copy_blocks(self, shard: "_Records", rows: Int64s, places: Int64s, outs: Sequence[np.ndarray]) -> None:
+    def _copy_blocks(self, piece: "Records", rows: Int64s, places: Int64s, outs: Sequence[np.ndarray]) -> None:
         room = getattr(self._local, "room", None)
         if room is None:
             room = self._local.room = np.empty((self._block, self._layout.record_bytes), np.uint8)
@@ -92,46 +87,50 @@ class Gatherer:
         for at in range(0, len(rows), self._block):
             some = rows[at : at + self._block]
             taken = room[: len(some)]
-            shard.records.take(some, axis=0, out=taken, mode="clip")  # in bounds; "raise" would copy through a buffer
+            piece.raw.take(some, axis=0, out=taken, mode="clip")  # in bounds; "raise" would copy through a buffer
             for field, target in zip(self._fields, targets, strict=True):
                 raw = taken[:, field.offset : field.offset + field.nbytes]
                 target[places[at : at + self._block]] = field.of(raw) if field.encoding == "varint" else raw
 
-    def _copy_shared(self, shard: "_SharedRecords", rows: Int64s, places: Int64s, outs: Sequence[np.ndarray]) -> None:
-        records, offsets = shard.find(rows)
+    def _copy_shared(self, piece: "_SharedRecords", rows: Int64s, places: Int64s, outs: Sequence[np.ndarray]) -> None:
+        records, offsets = piece.find(rows)
         for column, field, out in zip(self._columns, self._fields, outs, strict=True):
             if column.shape == ():
-                out[places] = shard.numbers(column, records, offsets)
+                out[places] = piece.numbers(column, records, offsets)
             elif column.nbytes < _LARGE_WINDOW:
-                out[places] = shard.windows(field, column)[records, offsets]
+                out[places] = piece.windows(field, column)[records, offsets]
             else:
-                windows = shard.windows(field, column)
+                windows = piece.windows(field, column)
                 for place, record, offset in zip(places.tolist(), records.tolist(), offsets.tolist(), strict=True):
                     out[place] = windows[record, offset]
 
 
-class _Records:
-    """A mapped shard: `records` is a read-only (n, record_bytes) uint8 array."""
+class Records:
+    """The records of a piece: `raw` is a (records, record_bytes) uint8 array that nobody writes to."""
 
-    def __init__(self, folder: Path, manifest: Manifest, shard: Shard) -> None:
+    def __init__(self, manifest: Manifest, piece: Piece, raw: NDArray[np.uint8]) -> None:
         self._layout, self._spec = manifest.layout, manifest.window
-        self._mapped = map_shard(folder, shard)
-        self.records = np.frombuffer(self._mapped, np.uint8).reshape(shard.records, self._layout.record_bytes)
+        self.piece, self.raw = piece, raw
+
+    @staticmethod
+    def of(manifest: Manifest, piece: Piece, raw: NDArray[np.uint8]) -> "Records":
+        """Records that hold one window or several, as the manifest has it."""
+        return (Records if manifest.window.per_record == 1 else _SharedRecords)(manifest, piece, raw)
 
 
-class _SharedRecords(_Records):
-    """A mapped shard whose records hold several windows each."""
+class _SharedRecords(Records):
+    """Records that hold several windows each."""
 
-    def __init__(self, folder: Path, manifest: Manifest, shard: Shard) -> None:
-        super().__init__(folder, manifest, shard)
+    def __init__(self, manifest: Manifest, piece: Piece, raw: NDArray[np.uint8]) -> None:
+        super().__init__(manifest, piece, raw)
         self._integers: dict[str, Int64s] = {}
         count, valid = self._integer("count"), self._integer("valid")
         self._ends = np.cumsum(count)
         possible = (count > 0) & (valid > 0) & (valid <= self._spec.record_steps)
         possible &= count <= np.minimum(self._spec.count(valid), self._spec.per_record)
-        if self._ends[-1] != shard.windows or not possible.all():
+        if self._ends[-1] != piece.windows or not possible.all():
             raise ShardError(
-                f"shard {folder / shard.file} is damaged: it does not hold {shard.windows} windows as the manifest has"
+                f"shard {piece.file} is damaged: it does not hold {piece.windows} windows as the manifest has"
                 " them; copy or build the dataset again"
             )
 
@@ -148,7 +147,7 @@ class _SharedRecords(_Records):
         field = self._layout.field(column.name)
         if field.encoding == "varint":
             return self._integer(column.name)[records] + (offsets if column == START else 0)
-        return field.values(self.records)[records]
+        return field.values(self.raw)[records]
 
     def windows(self, field: Field, column: Feature) -> np.ndarray:
         """Every window that could be cut from the records: a view (records, first step, length, ...)."""
@@ -156,33 +155,18 @@ class _SharedRecords(_Records):
         step_bytes = field.nbytes // feature.shape[0]
         inner = [prod(feature.shape[i:]) * feature.numpy_dtype.itemsize for i in range(2, len(feature.shape) + 1)]
         return np.ndarray(
-            (len(self.records), feature.shape[0] - self._spec.extent + 1, *column.shape),
+            (len(self.raw), feature.shape[0] - self._spec.extent + 1, *column.shape),
             feature.numpy_dtype,
-            self._mapped,
+            self.raw,
             field.offset,
             (nbytes, step_bytes, self._spec.stride * step_bytes, *inner),
         )
 
     def _integer(self, name: str) -> Int64s:
         if name not in self._integers:
-            self._integers[name] = self._layout.field(name).values(self.records)
+            self._integers[name] = self._layout.field(name).values(self.raw)
         return self._integers[name]
 
 
 def _bytes(out: np.ndarray) -> NDArray[np.uint8]:
     return out.view(np.uint8).reshape(len(out), -1) if out.ndim > 1 else out.reshape(-1, 1).view(np.uint8)
-
-
-def map_shard(folder: Path, shard: Shard) -> mmap.mmap:
-    """The bytes of a local shard as a read-only memory map."""
-    file = folder / shard.file
-    try:
-        with file.open("rb") as opened:
-            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:  # ValueError: an empty file
-        full = isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}
-        remedy = "allow more open files (ulimit -n)" if full else "copy the dataset again"
-        raise ShardError(f"shard {file} cannot be read: {error}; {remedy}") from error
-    if len(mapped) != shard.bytes:
-        raise ShardError(f"shard {file} has changed since the dataset was opened; open it again")
-    return mapped

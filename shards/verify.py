@@ -11,10 +11,10 @@ import numpy as np
 from .dataset import check_shard
 from .episode_table import EpisodeRow, find_leaks, read_episodes
 from .errors import ShardError
-from .gather import map_shard
 from .manifest import Manifest, Shard, Split
 from .manifest_file import load_manifest
 from .naming import EPISODES, MANIFEST
+from .pieces import map_piece, whole_shards
 from .record import INDEX
 from .tfds import tfds_files
 from .windows import Int64s, WindowSpec
@@ -127,13 +127,13 @@ def _verify_shard(folder: Path, manifest: Manifest, shard: Shard, sections: _Sec
     layout = manifest.layout
     try:
         check_shard(folder, shard)
-        mapped = map_shard(folder, shard)
+        (piece,) = whole_shards(folder, [shard])
+        records = map_piece(piece, layout.record_bytes)
     except ShardError as error:
         return np.empty(0, np.int64), [str(error)]
-    records = np.frombuffer(mapped, np.uint8).reshape(shard.records, layout.record_bytes)
     damaged = layout.damaged(records)
     faults = _listed(f"{shard.file} is damaged in record ", map(str, damaged.tolist()))
-    if sha256(mapped).hexdigest() != shard.sha256:
+    if sha256(records.data).hexdigest() != shard.sha256:
         faults.append(f"{shard.file} is not the file that {MANIFEST} describes: its SHA-256 is another")
     numbers = sections.find({name: layout.field(name).values(records) for name in INDEX if name in layout})
     numbers[damaged] = -2

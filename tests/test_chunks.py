@@ -10,11 +10,14 @@ import pytest
 
 from conftest import BuildHere, SaveEpisodes
 from reader import load
-from reader.chunks import CHUNK_BATCHES, CHUNK_BYTES, Chunks, batches_per_chunk
-from reader.order import FixedOrder, ShuffledOrder
+from reader.ahead import Ahead, mapping
+from reader.chunks import CHUNK_BYTES, CHUNK_STEPS, Chunks, steps_per_chunk
+from reader.order import ShuffledOrder
+from reader.steps import Steps
 from shards import Dataset, open_dataset
 from shards.features import DTYPES
 from shards.gather import Gatherer, columns_of
+from shards.pieces import whole_shards
 
 ODD = ["uint8", "float64", "bool", "complex64", "bfloat16"]  # of one to eight bytes, some of them not aligned
 STEP_SHAPES: list[tuple[int, ...]] = [(), (3,), (2, 3)]
@@ -185,50 +188,41 @@ def test_any_choice_of_indices_is_gathered(
     assert np.array_equal(one["window"], found[:]["window"][-1])
 
 
-def test_a_chunk_is_some_batches_of_a_moderate_size() -> None:
-    assert batches_per_chunk(1) == CHUNK_BATCHES
-    assert batches_per_chunk(CHUNK_BYTES // 2) == 2
-    assert batches_per_chunk(CHUNK_BYTES) == 1
-    assert batches_per_chunk(100 * CHUNK_BYTES) == 1
+def test_a_chunk_is_some_steps_of_a_moderate_size() -> None:
+    assert steps_per_chunk(1) == CHUNK_STEPS
+    assert steps_per_chunk(CHUNK_BYTES // 2) == 2
+    assert steps_per_chunk(CHUNK_BYTES) == 1
+    assert steps_per_chunk(100 * CHUNK_BYTES) == 1
 
 
 @pytest.mark.parametrize("per_record", [1, 4])
-@pytest.mark.parametrize("size", [1, 7, 19, 100])
-def test_chunks_one_after_the_other_are_the_order(
-    tmp_path: Path, save_episodes: SaveEpisodes, build_here: BuildHere, per_record: int, size: int
+@pytest.mark.parametrize("every", [1, 2, 100])
+@pytest.mark.parametrize(("part", "parts"), [(0, 1), (0, 2), (1, 2)])
+def test_chunks_are_the_windows_of_their_steps(
+    tmp_path: Path,
+    save_episodes: SaveEpisodes,
+    build_here: BuildHere,
+    per_record: int,
+    every: int,
+    part: int,
+    parts: int,
 ) -> None:
     arrays = [np.arange(steps, dtype=np.float32) + 100 * i for i, steps in enumerate((20, 12, 31))]
     inputs = save_episodes(tmp_path / "in", arrays)
     build_here(inputs, tmp_path / "out", window_length=5, shift=2, windows_per_record=per_record, num_shards=3)
     dataset = open_dataset(tmp_path / "out")
-    split = dataset["train"].split
-    columns = columns_of(dataset.manifest, provenance=True)
-    gatherer = Gatherer(dataset.folder, dataset.manifest, split, columns, maps=2)
-    order = ShuffledOrder(np.array([shard.windows for shard in split.shards]), seed=5, pool=2)
-    chunks = Chunks(gatherer, order, columns, size, windows=len(order))
-    assert len(chunks) == -(-len(order) // size)
+    split, columns = dataset["train"].split, columns_of(dataset.manifest, provenance=True)
+    pieces = whole_shards(dataset.folder, split.shards)
+    records = Ahead(dataset.manifest, pieces, mapping(dataset.manifest.layout.record_bytes), keep=2)
+    order = ShuffledOrder(np.array([piece.windows for piece in pieces]), seed=5, pool=2)
+    steps = Steps(len(order), 6, "repeat", part, parts)
+    chunks = Chunks(records, Gatherer(dataset.manifest, columns, records), order, columns, steps, every)
     for epoch in (0, 3):
-        filled = [[part.copy() for part in chunks.fill(epoch, number)] for number in range(len(chunks))]
-        assert [len(parts[0]) for parts in filled[:-1]] == [size] * (len(chunks) - 1)
-        windows, episodes, starts = (np.concatenate(parts) for parts in zip(*filled, strict=True))
-        shards, rows = (np.concatenate(parts) for parts in zip(*order.parts(epoch, 0, len(order)), strict=True))
+        filled = [[a.copy() for a in chunks.fill(epoch, step)] for step in range(0, len(steps), every)]
+        windows, episodes, starts = (np.concatenate(arrays) for arrays in zip(*filled, strict=True))
+        shards, rows = order.at(epoch, steps.positions(0, len(steps)))
         index = split.firsts[shards] + rows
+        assert len(windows) == len(steps) * 6 // parts
         assert np.array_equal(windows, dataset["train"][index]["window"])
         assert np.array_equal(episodes, dataset["train"].provenance(index)["episode"])
         assert np.array_equal(windows[:, 0], 100 * episodes + starts)
-
-
-def test_a_chunk_may_end_before_the_order_does(
-    tmp_path: Path, save_episodes: SaveEpisodes, build_here: BuildHere
-) -> None:
-    build_here(save_episodes(tmp_path / "in", [np.arange(10)]), tmp_path / "out", window_length=1)
-    dataset = open_dataset(tmp_path / "out")
-    columns = columns_of(dataset.manifest)
-    gatherer = Gatherer(dataset.folder, dataset.manifest, dataset["train"].split, columns, maps=1)
-    order = FixedOrder(np.zeros(10, np.int64), np.arange(10)[::-1].copy())
-    chunks = Chunks(gatherer, order, columns, size=4, windows=6)
-    stored = dataset["train"][:]["window"].ravel()
-    assert [chunks.fill(0, number)[0].ravel().tolist() for number in range(len(chunks))] == [
-        stored[[9, 8, 7, 6]].tolist(),
-        stored[[5, 4]].tolist(),
-    ]

@@ -5,6 +5,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 from conftest import BuildHere, SaveEpisodes
 from shards import Dataset, Feature, ShardError, open_dataset
 from shards.features import DTYPES
-from shards.gather import Gatherer, columns_of
+from shards.gather import Gatherer, Records, columns_of
+from shards.pieces import map_piece, whole_shards
 from shards.record import EPISODE, START, VALID
 from shards.windows import WindowSpec
 
@@ -184,6 +186,14 @@ def test_every_dtype_comes_back_bit_for_bit(
         assert window.tobytes() == array[start : start + 4].tobytes()
 
 
+def gatherer_of(dataset: Dataset, columns: Sequence[Feature]) -> Gatherer:
+    """One that keeps a single shard mapped, so that maps come and go all along."""
+    pieces = whole_shards(dataset.folder, dataset["train"].split.shards)
+    nbytes = dataset.manifest.layout.record_bytes
+    records = lru_cache(1)(lambda i: Records.of(dataset.manifest, pieces[i], map_piece(pieces[i], nbytes)))
+    return Gatherer(dataset.manifest, columns, records)
+
+
 def gathered(gatherer: Gatherer, columns: Sequence[Feature], shards: Any, rows: Any) -> list[np.ndarray]:
     outs = [np.empty((len(rows), *column.shape), column.numpy_dtype) for column in columns]
     gatherer.gather(np.asarray(shards), np.asarray(rows), outs)
@@ -202,7 +212,7 @@ def test_any_columns_are_gathered_from_any_places(
         next(column for column in columns_of(dataset.manifest, provenance=True) if column.name == name)
         for name in names
     ]
-    gatherer = Gatherer(dataset.folder, dataset.manifest, windows.split, columns, maps=1)
+    gatherer = gatherer_of(dataset, columns)
     places = np.random.default_rng(0).integers(0, len(windows), 500)
     shards = np.searchsorted(windows.split.firsts, places, side="right") - 1
 
@@ -217,7 +227,7 @@ def test_threads_share_a_gatherer(inputs: str, tmp_path: Path, build_here: Build
     dataset = build(build_here, inputs, tmp_path / "out", windows_per_record=per_record, num_shards=4, shift=1)
     windows, columns = dataset["train"], columns_of(dataset.manifest, provenance=True)
     every = {**windows[:], **windows.provenance()}
-    gatherer = Gatherer(dataset.folder, dataset.manifest, windows.split, columns, maps=1)  # maps come and go all along
+    gatherer = gatherer_of(dataset, columns)
 
     def gather(seed: int) -> bool:
         places = np.random.default_rng(seed).integers(0, len(windows), 300)

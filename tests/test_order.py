@@ -9,11 +9,8 @@ from reader.order import MAX_POOL_WINDOWS, FixedOrder, ShuffledOrder, permute
 
 
 def positions_of(order: ShuffledOrder, epoch: int, begin: int, end: int) -> list[tuple[int, int]]:
-    return [
-        (int(shard), int(row))
-        for shards, rows in order.parts(epoch, begin, end)
-        for shard, row in zip(shards, rows, strict=True)
-    ]
+    pieces, rows = order.at(epoch, np.arange(begin, end))
+    return list(zip(pieces.tolist(), rows.tolist(), strict=True))
 
 
 @given(
@@ -111,4 +108,4 @@ def _runs(sizes: list[int]) -> list[tuple[int, int]]:
 def test_a_fixed_order_is_the_same_in_every_epoch() -> None:
     order = FixedOrder(np.array([1, 0, 1]), np.array([5, 6, 7]))
     assert len(order) == 3
-    assert [[part.tolist() for part in parts] for parts in order.parts(4, 1, 3)] == [[[0, 1], [6, 7]]]
+    assert [part.tolist() for part in order.at(4, np.arange(1, 3))] == [[0, 1], [6, 7]]
