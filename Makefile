@@ -37,6 +37,7 @@ bench: install  ## speed and memory beside other systems; about 25 minutes, on a
 	$(RUN) -m pip install --quiet --editable '.[bench]'
 	$(RUN) benchmarks/bench_build.py
 	$(RUN) benchmarks/bench_stream.py
+	$(RUN) benchmarks/bench_growth.py
 	$(RUN) benchmarks/bench_overlap.py
 	$(RUN) benchmarks/bench_plan.py
 

@@ -29,7 +29,7 @@ import tensorflow as tf
 from data import SHAPES, Data, make_data, window_bytes
 from systems import BASELINE, SYSTEMS, UNCHECKED, Batches, ours
 
-from machine import describe_machine, write_results
+from machine import describe_machine, resident_memory, write_results
 from shards import load_manifest
 
 _CHECK_MEGABYTES = 4
@@ -112,12 +112,12 @@ def measure(shape: str, names: list[str], data: Data, seconds: float, repeats: i
 def measure_alone(shape: str, data: Data) -> Alone:
     """What our reader takes to start and to run, in this process, in which nothing else should have run."""
     tf.reduce_sum(tf.zeros(1))  # TensorFlow starts
-    before = _resident()
+    before = resident_memory()
     start = time.perf_counter()
     batches = iter(ours(data))
     next(batches)
     first_batch = time.perf_counter() - start
-    seen = [_resident(), *(_resident() for _ in batches)]
+    seen = [resident_memory(), *(resident_memory() for _ in batches)]
     if before is None:
         return Alone(shape, first_batch, None, None)
     own, mapped = (max(column) - base for column, base in zip(zip(*seen, strict=True), before, strict=True))
@@ -194,16 +194,6 @@ def _take(stream: Iterator[Any], seconds: float) -> tuple[int, float]:
         if elapsed >= seconds:
             break
     return windows, elapsed
-
-
-def _resident() -> tuple[float, float] | None:
-    """(own, mapped from files) memory of this process, in MB."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return None
-    lines = (line.partition(":") for line in status.read_text().splitlines())
-    kib = {key: int(value.split()[0]) for key, _, value in lines if key.startswith("Rss")}
-    return (kib["RssAnon"] + kib["RssShmem"]) * 1024 / 1e6, kib["RssFile"] * 1024 / 1e6
 
 
 def _table(shape: str, rows: list[Row], alone: Alone | None, data: Data) -> str:

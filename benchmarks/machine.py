@@ -23,6 +23,16 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
+def resident_memory() -> tuple[float, float] | None:
+    """(own, mapped from files) memory of this process, in MB; None where there is no /proc."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return None
+    lines = (line.partition(":") for line in status.read_text().splitlines())
+    kib = {key: int(value.split()[0]) for key, _, value in lines if key.startswith("Rss")}
+    return (kib["RssAnon"] + kib["RssShmem"]) * 1024 / 1e6, kib["RssFile"] * 1024 / 1e6
+
+
 def _version(name: str) -> str | None:
     try:
         return version(name)

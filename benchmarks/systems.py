@@ -154,10 +154,31 @@ def tfds(data: Data) -> Batches:
     return _batched(dataset.shuffle(_SHUFFLE_BUFFER), data)
 
 
-def ours(data: Data) -> Batches:
+def grain(data: Data) -> Batches:
+    """Grain on our shards through shards.open_dataset: shuffled, batched, read by its 16 threads."""
+    import grain
+
+    dataset = grain.MapDataset.source(open_dataset(data.folder)["train"]).seed(0).shuffle()
+    dataset = dataset.map(lambda example: example["window"]).batch(data.shape.batch)
+    if data.pair:
+        dataset = dataset.map(lambda x: (x, x))
+    return Epochs(lambda: iter(dataset.to_iter_dataset()))
+
+
+def ours(data: Data, **options: Any) -> Batches:
     """Ours: reader.load."""
     targets = "same" if data.pair else (lambda batch: batch["window"])
-    return load(data.folder, batch_size=data.shape.batch, targets=targets)
+    return load(data.folder, batch_size=data.shape.batch, targets=targets, **options)
+
+
+def streamed(data: Data) -> Batches:
+    """Ours, shards streamed through TensorFlow's file systems instead of mapped: stream=True."""
+    return ours(data, stream=True)
+
+
+def resident(data: Data) -> Batches:
+    """Ours, raw steps in device memory: resident=True."""
+    return ours(data, resident=True)
 
 
 def numpy_shards(data: Data) -> Batches:
@@ -212,7 +233,10 @@ SYSTEMS: dict[str, Callable[[Data], Batches]] = {
     "timeseries": timeseries,
     "textbook": textbook,
     "tfds": tfds,
+    "grain": grain,
     "ours": ours,
+    "streamed": streamed,
+    "resident": resident,
     "numpy_shards": numpy_shards,
     "numpy_gather": numpy_gather,
     "memcpy": memcpy,

@@ -55,9 +55,9 @@ def mapping(record_bytes: int) -> Read:
     return lambda piece: map_piece(piece, record_bytes, ahead=True)
 
 
-def streaming(record_bytes: int, pieces: Sequence[Piece]) -> Read:
+def streaming(record_bytes: int, most_records: int) -> Read:
     """Pieces read in one range each through TensorFlow's file systems, into memory that is used again."""
-    buffers = Buffers(record_bytes * max(piece.records for piece in pieces), _READERS)
+    buffers = Buffers(record_bytes * most_records, _READERS)
 
     def read(piece: Piece) -> NDArray[np.uint8]:
         begin, nbytes = piece.first * record_bytes, piece.records * record_bytes

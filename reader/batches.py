@@ -6,22 +6,26 @@ from typing import Any
 
 import tensorflow as tf
 
-from .epochs import Place
+from .epochs import Course, Place
 
 _Iterator: Any = type(iter(tf.data.Dataset.range(1)))  # TensorFlow gives this class no public name
 Pack = Callable[[Sequence[tf.Tensor]], Any]
 
 
 class Batches(tf.data.Dataset):  # type: ignore[misc]
-    """The batches of `dataset`, whose iterations begin at `place`: `batches` each, or endlessly many if None.
+    """The batches of `dataset`, whose iterations begin at `place` and have `batches` each, or endlessly many if None.
 
-    One that begins in the middle of an epoch has fewer. `steps_per_epoch` are those of a whole epoch.
+    One that begins in the middle of an epoch has fewer. `course` says how the steps go on.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, batches: int | None, steps_per_epoch: int, place: Place) -> None:
-        self._dataset, self._batches, self._place = dataset, batches, place
-        self.steps_per_epoch = steps_per_epoch
+    def __init__(self, dataset: tf.data.Dataset, batches: int | None, place: Place, course: Course) -> None:
+        self._dataset, self._batches, self._place, self.course = dataset, batches, place, course
         super().__init__(dataset._variant_tensor)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The steps, or global batches, of an epoch."""
+        return self.course.steps_per_epoch
 
     def seek(self, epoch: int, step: int = 0) -> None:
         """Let the next iteration begin with this step of this epoch."""

@@ -26,12 +26,13 @@ class Chunks:
     """The windows of this part of the steps [step, step + `every`) of an epoch are a chunk."""
 
     def __init__(
-        self, pieces: Ahead, gatherer: Gatherer, order: Order, columns: Sequence[Feature], steps: Steps, every: int
+        self, gatherer: Gatherer, pieces: Ahead, order: Order, columns: Sequence[Feature], steps: Steps
     ) -> None:
-        self._pieces, self._gatherer, self._order, self._columns = pieces, gatherer, order, columns
-        self.steps, self.every = steps, every
+        self._gatherer, self._pieces, self._order = gatherer, pieces, order
+        self.columns, self.steps = columns, steps
+        self.every = steps_per_chunk(steps.part_batch * sum(column.nbytes for column in columns))
         idle = PARALLEL_CHUNKS + 4  # those being filled, one prefetched, and some that batches still hold
-        self._buffers = [Buffers(every * steps.part_batch * column.nbytes, idle) for column in columns]
+        self._buffers = [Buffers(self.every * steps.part_batch * column.nbytes, idle) for column in columns]
 
     def fill(self, epoch: int, step: int) -> list[np.ndarray]:
         """One array (n, ...) a column: the windows of a chunk, in memory that is used again once nobody reads it."""
@@ -40,7 +41,7 @@ class Chunks:
         self._pieces.expect(self._order.ahead(epoch, int(positions[-1])))
         outs = [
             buffers.array((len(positions), *column.shape), column.numpy_dtype)
-            for buffers, column in zip(self._buffers, self._columns, strict=True)
+            for buffers, column in zip(self._buffers, self.columns, strict=True)
         ]
         self._gatherer.gather(pieces, rows, outs)
         return outs
@@ -51,15 +52,15 @@ def steps_per_chunk(batch_bytes: int) -> int:
     return max(1, min(CHUNK_BYTES // batch_bytes, CHUNK_STEPS))
 
 
-def epoch_function(chunks: Chunks, columns: Sequence[Feature], batch_size: int) -> Callable[..., tf.data.Dataset]:
+def epoch_function(chunks: Chunks, batch_size: int) -> Callable[..., tf.data.Dataset]:
     """The stage (epoch, step) -> {name: (B, length, ...)}, ...: all batches of an epoch from this step on.
 
     TensorFlow keeps every NumPy function until the process ends, so this one does not keep `chunks` alive: the dataset
     that maps it must.
     """
     weak = weakref.ref(chunks)
+    columns, steps, every = chunks.columns, len(chunks.steps), chunks.every
     types = [tf.as_dtype(column.numpy_dtype) for column in columns]
-    steps, every = len(chunks.steps), chunks.every
     whole = chunks.steps.remainder != "keep" or chunks.steps.windows % batch_size == 0
 
     def fill(epoch: np.int64, step: np.int64) -> list[np.ndarray]:

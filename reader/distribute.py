@@ -6,33 +6,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from shards.errors import OptionError
-
 from .batches import Batches
 
 Pipeline = Callable[[int, int, int], Batches]  # (part, of so many, replicas that share it) -> their batches in turns
 
 
-def replicas_of(strategy: tf.distribute.Strategy | None, batch_size: int) -> int:
-    """How many replicas share a global batch. Errors: OptionError if they cannot share it equally."""
-    if strategy is None:
-        return 1
-    if not isinstance(strategy, tf.distribute.Strategy):
-        raise OptionError(f"strategy must be a tf.distribute.Strategy, not {strategy!r}")
-    replicas = int(strategy.num_replicas_in_sync)
-    if batch_size % replicas:
-        raise OptionError(
-            f"batch_size={batch_size} is the global batch, and {replicas} replicas cannot share it equally:"
-            f" choose a multiple of {replicas}"
-        )
-    return replicas
-
-
-def distribute(strategy: tf.distribute.Strategy, pipeline: Pipeline, steps: int | None) -> Any:
-    """The distributed dataset of `steps` elements, a batch for each replica, fetched to its device beforehand.
+def distribute(strategy: tf.distribute.Strategy, pipeline: Pipeline) -> Any:
+    """The distributed dataset whose element is a batch for each replica, fetched to its device beforehand.
 
     Each worker reads its own part of each global batch, and its replicas take turns at it; AutoShard has no say.
-    `steps_per_epoch` and `seek` are as in `Batches`.
+    It has `course`, `steps_per_epoch` and `seek` as `Batches` do.
     """
     made: list[Batches] = []
 
@@ -42,8 +25,8 @@ def distribute(strategy: tf.distribute.Strategy, pipeline: Pipeline, steps: int 
         return made[-1]
 
     distributed = strategy.distribute_datasets_from_function(batches)
-    (mine,) = made
-    distributed.steps_per_epoch, distributed.seek = mine.steps_per_epoch, mine.seek
+    course = made[0].course
+    distributed.course, distributed.steps_per_epoch, distributed.seek = course, course.steps_per_epoch, made[0].seek
     # TensorFlow takes the batches of all replicas for steps, and Keras would ask for as many.
-    distributed._cardinality = np.int64(tf.data.INFINITE_CARDINALITY if steps is None else steps)
+    distributed._cardinality = np.int64(course.cardinality)
     return distributed

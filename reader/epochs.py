@@ -1,6 +1,7 @@
 """Epochs one after the other: what is iterated, from which step on, and how many batches there will be."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -9,6 +10,23 @@ import tensorflow as tf
 
 # AutoGraph has nothing to convert in our functions.
 plain: Callable[[Any], Any] = tf.autograph.experimental.do_not_convert
+
+
+@dataclass(frozen=True)
+class Course:
+    """How the steps of a stream go on: an iteration is so many epochs of so many steps, for ever if None.
+
+    `identity` says in words what decides which windows are in which global batch.
+    """
+
+    steps_per_epoch: int
+    epochs: int | None
+    identity: str
+
+    @property
+    def cardinality(self) -> int:
+        """Of the steps of an iteration, as TensorFlow has it."""
+        return int(tf.data.INFINITE_CARDINALITY) if self.epochs is None else self.epochs * self.steps_per_epoch
 
 
 class Place:

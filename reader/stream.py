@@ -12,19 +12,19 @@ from shards.dataset import Windows, open_dataset
 from shards.errors import OptionError
 from shards.gather import Gatherer, columns_of
 from shards.manifest import Manifest
-from shards.naming import RESERVED
 from shards.pieces import Piece, cut_shards, whole_shards
 
 from .ahead import Ahead, mapping, streaming
 from .batches import Batches
-from .chunks import Chunks, epoch_function, steps_per_chunk
+from .chunks import Chunks, epoch_function
 from .device import only_gpu, prefetch
-from .distribute import distribute, replicas_of
-from .epochs import Place, counted, numbering, starts
-from .normalize import masking, normalizing, scales_of
+from .distribute import distribute
+from .epochs import Course, Place, counted, numbering, starts
+from .finish import finishing
+from .options import LoadOptions, Resident
 from .order import MAX_POOL_WINDOWS, FixedOrder, Order, ShuffledOrder
-from .steps import REMAINDERS, Remainder, Steps
-from .targets import Batch, Targets, check_targets, splitting
+from .steps import Remainder, Steps
+from .targets import Batch, Targets
 
 _MAPS_AT_RANDOM = 128  # mapped shards kept where the order jumps among all; each holds a file descriptor
 _MOST_MAPS = 512  # of the 1024 descriptors that a process often may have
@@ -47,6 +47,7 @@ def load(
     map_fn: Callable[[Batch], Any] | None = None,
     pool: int = 16,
     stream: bool = False,
+    resident: Resident = False,
     strategy: tf.distribute.Strategy | None = None,
 ) -> Any:
     """The windows of one split as a finite `tf.data.Dataset` of batches; each iteration over it is one epoch.
@@ -73,99 +74,72 @@ def load(
     Errors: OptionError; DatasetNotFoundError, SplitNotFoundError, ManifestError, FormatVersionError and ShardError, all
     before the first batch.
     """
-    _check_options(batch_size, seed, pool, epochs, start_step, remainder)
-    for option, value in (("shuffle", shuffle), ("provenance", provenance), ("stream", stream)):
-        if not isinstance(value, bool | np.bool_):
-            raise OptionError(f"{option} must be True or False, not {value!r}")
-    if map_fn is not None and not callable(map_fn):
-        raise OptionError(f"map_fn must be a function from dict to dict, not {map_fn!r}")
+    options = LoadOptions(
+        batch_size,
+        shuffle,
+        seed,
+        epochs,
+        start_step,
+        features,
+        targets,
+        remainder,
+        provenance,
+        normalize,
+        map_fn,
+        pool,
+        stream,
+        resident,
+        strategy,
+    )
     source = open_dataset(path)
-    chosen, manifest = source[split], source.manifest
+    manifest, chosen = source.manifest, source[split]
     columns = columns_of(manifest, features, provenance)
-    taken = [column for column in columns if column.name not in RESERVED]
-    check_targets(targets, manifest.window, taken, provenance)
-    scales = None if normalize is False else scales_of(manifest, taken, normalize)
-    replicas = replicas_of(strategy, batch_size)
-    rule = _remainder_rule(remainder, replicas, len(chosen), batch_size)
-    record_bytes, kept = manifest.layout.record_bytes, min(2 * pool, _MOST_MAPS) + 8 if shuffle else _MAPS_AT_RANDOM
-    pieces, order = _shuffled(chosen, manifest, seed, pool) if shuffle else _sorted(chosen, stream)
-
-    whole = Steps(len(chosen), batch_size, rule)
-    count = None if epochs is None else epochs * len(whole)
+    finish = finishing(manifest, columns, options)
+    whole = Steps(len(chosen), batch_size, options.rule(len(chosen)))
+    course = Course(len(whole), epochs, options.identity(manifest, split, whole.remainder))
+    pieces, order = _shuffled(chosen, manifest, options) if shuffle else _sorted(chosen)
 
     def batches(part: int, parts: int, sharing: int) -> Batches:
-        """What part `part` of `parts` of the global batches is, a batch for each of the replicas that share it."""
+        """What part `part` of `parts` of the global batches is: a batch for each of the replicas that share it."""
         steps = replace(whole, part=part, parts=parts)
         place = Place(*divmod(start_step, len(steps)), epochs or 1)
-        read = streaming(record_bytes, pieces) if stream else mapping(record_bytes)
-        records = Ahead(manifest, pieces, read, kept)
-        every = steps_per_chunk(steps.part_batch * sum(column.nbytes for column in columns))
-        chunks = Chunks(records, Gatherer(manifest, columns, records), order, columns, steps, every)
-        total = None if count is None else count * sharing
+        records = _ahead(manifest, pieces, options)
+        chunks = Chunks(Gatherer(manifest, columns, records), records, order, columns, steps)
+        count = None if epochs is None else epochs * len(steps) * sharing
 
         dataset = starts(place)  # (epoch, step) where this iteration begins
         dataset = dataset.flat_map(numbering(epochs))  # (epoch, its first step)
-        dataset = dataset.flat_map(epoch_function(chunks, columns, steps.part_batch // sharing))  # {name: (B, ...)}
+        dataset = dataset.flat_map(epoch_function(chunks, steps.part_batch // sharing))  # {name: (B, length, ...)}
         dataset.chunks = chunks  # see epoch_function; whatever is made from this dataset keeps it
-        if manifest.window.tail == "pad":
-            dataset = dataset.map(masking(manifest.window.length))  # with "mask": (B, length)
-        if scales is not None:
-            dataset = dataset.map(normalizing(scales), num_parallel_calls=tf.data.AUTOTUNE)
-        if map_fn is not None:
-            dataset = dataset.map(map_fn, num_parallel_calls=tf.data.AUTOTUNE)  # {name: anything}
-        if targets is not None:
-            dataset = dataset.map(targets if callable(targets) else splitting(targets, taken))  # (x, y)
-        dataset = counted(dataset, total).with_options(_options())
-        dataset = prefetch(dataset, only_gpu() if strategy is None else None)
-        return Batches(dataset, total, len(steps), place)
+        if finish is not None:
+            dataset = dataset.map(finish, tf.data.AUTOTUNE if options.busy else None)  # (x, y)
+        dataset = counted(dataset, count).with_options(_options())
+        dataset = prefetch(dataset, only_gpu() if strategy is None else None)  # on the device
+        return Batches(dataset, count, place, course)
 
-    return batches(0, 1, 1) if strategy is None else distribute(strategy, batches, count)
+    return batches(0, 1, 1) if strategy is None else distribute(strategy, batches)
 
 
-def _check_options(
-    batch_size: int, seed: int, pool: int, epochs: int | None, start_step: int, remainder: Remainder | None
-) -> None:
-    for option, value, least in (
-        ("batch_size", batch_size, 1),
-        ("seed", seed, 0),
-        ("pool", pool, 1),
-        ("epochs", 1 if epochs is None else epochs, 1),
-        ("start_step", start_step, 0),
-    ):
-        if not isinstance(value, int | np.integer) or isinstance(value, bool) or not least <= value < 2**63:
-            raise OptionError(f"{option} must be a whole number of {least} or more, not {value!r}")
-    if remainder is not None and remainder not in REMAINDERS:
-        raise OptionError(f"remainder must be one of {', '.join(REMAINDERS)}, not {remainder!r}")
-
-
-def _remainder_rule(remainder: Remainder | None, replicas: int, windows: int, batch_size: int) -> Remainder:
-    """What becomes of windows that are no full global batch."""
-    if remainder == "drop" and windows < batch_size:
-        raise OptionError(f'remainder="drop" leaves nothing: there are {windows} windows, less than a batch')
-    if remainder == "keep" and replicas > 1 and windows % batch_size:
-        raise OptionError(
-            f'remainder="keep" gives {replicas} replicas unequal parts of the last {windows % batch_size} windows:'
-            ' choose "drop" or "repeat"'
-        )
-    return remainder or ("keep" if replicas == 1 else "repeat")
-
-
-def _shuffled(chosen: Windows, manifest: Manifest, seed: int, pool: int) -> tuple[list[Piece], Order]:
+def _shuffled(chosen: Windows, manifest: Manifest, options: LoadOptions) -> tuple[list[Piece], Order]:
     pieces = cut_shards(chosen.folder, chosen.split.shards, manifest)
     windows = np.array([piece.windows for piece in pieces])
-    if int(windows.max()) * min(pool, len(pieces)) > MAX_POOL_WINDOWS:
-        raise OptionError(f"a pool of {pool} pieces of {windows.max()} windows is too large: choose a smaller pool")
-    return pieces, ShuffledOrder(windows, int(seed), int(pool))
+    if int(windows.max()) * min(options.pool, len(pieces)) > MAX_POOL_WINDOWS:
+        raise OptionError(f"a pool of {options.pool} pieces of {windows.max()} windows is too large: choose a smaller")
+    return pieces, ShuffledOrder(windows, options.seed, options.pool)
 
 
-def _sorted(chosen: Windows, stream: bool) -> tuple[list[Piece], Order]:
-    if stream:
-        raise OptionError("shuffle=False jumps among all shards, so they cannot be streamed: map them, or shuffle")
+def _sorted(chosen: Windows) -> tuple[list[Piece], Order]:
     where = chosen.provenance()
     places = np.lexsort((where["start"], where["episode"]))
     firsts = chosen.split.firsts
     shards = np.searchsorted(firsts, places, side="right") - 1
     return whole_shards(chosen.folder, chosen.split.shards), FixedOrder(shards, places - firsts[shards])
+
+
+def _ahead(manifest: Manifest, pieces: Sequence[Piece], options: LoadOptions) -> Ahead:
+    nbytes, most = manifest.layout.record_bytes, max(piece.records for piece in pieces)
+    read = streaming(nbytes, most) if options.stream else mapping(nbytes)
+    return Ahead(manifest, pieces, read, min(2 * options.pool, _MOST_MAPS) + 8 if options.shuffle else _MAPS_AT_RANDOM)
 
 
 def _options() -> tf.data.Options:

@@ -355,7 +355,7 @@ def test_the_shape_of_the_mask_is_known_beforehand(
     tmp_path: Path, save_episodes: SaveEpisodes, build_here: BuildHere, drop: bool, batch_size: int
 ) -> None:
     build_here(save_episodes(tmp_path / "in", [np.ones(22)]), tmp_path / "out", window_length=4, tail="pad")
-    dataset = load(tmp_path / "out", batch_size=batch_size, drop_remainder=drop)
+    dataset = load(tmp_path / "out", batch_size=batch_size, remainder="drop" if drop else "keep")
     batch = batch_size if drop or 6 % batch_size == 0 else None
     assert dataset.element_spec == {
         "window": tf.TensorSpec((batch, 4), tf.float64),
@@ -375,7 +375,7 @@ def test_there_is_no_mask_where_no_window_is_padded(
 
 
 def test_the_spec_of_every_kind_of_feature(mixed: Path) -> None:
-    dataset = load(mixed, batch_size=4, drop_remainder=True, normalize=True)
+    dataset = load(mixed, batch_size=4, remainder="drop", normalize=True)
     expected = {
         "count_of": ((4,), "int64"),
         "double": ((4, 5, 1, 3), "float64"),
@@ -417,7 +417,7 @@ def test_only_the_named_features_are_normalized(
             load(tmp_path / "out", batch_size=2, normalize=wrong)
 
 
-@pytest.mark.parametrize("option", ["shuffle", "drop_remainder", "provenance"])
+@pytest.mark.parametrize("option", ["shuffle", "stream", "provenance"])
 def test_a_switch_must_be_true_or_false(
     tmp_path: Path, save_episodes: SaveEpisodes, build_here: BuildHere, option: str
 ) -> None:

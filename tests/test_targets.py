@@ -286,7 +286,7 @@ def test_targets_come_after_map_fn(labelled: dict[str, Path]) -> None:
 @pytest.mark.parametrize("tail", ["drop", "pad"])
 def test_the_element_spec_says_what_comes(folders: dict[str, Path], targets: Any, tail: str) -> None:
     for drop in (False, True):
-        dataset = load(folders[tail], batch_size=8, targets=targets, drop_remainder=drop)
+        dataset = load(folders[tail], batch_size=8, targets=targets, remainder="drop" if drop else "keep")
         spec = dataset.element_spec
         assert {part.shape[0] for part in tf.nest.flatten(spec)} == {8 if drop else None}
         for element in dataset:
@@ -459,7 +459,7 @@ def test_keras_learns_from_a_function(folders: dict[str, Path]) -> None:
 def test_a_padded_normalized_labelled_dataset_trains_in_a_compiled_function(
     folders: dict[str, Path], jit: bool
 ) -> None:
-    stream = load(folders["pad"], batch_size=8, targets="speaker", normalize=True, drop_remainder=True)
+    stream = load(folders["pad"], batch_size=8, targets="speaker", normalize=True, remainder="drop")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     fit(stream, keras.layers.Dense(3), loss, jit_compile=jit)
 
