@@ -27,7 +27,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 import numpy as np
 import tensorflow as tf
 from data import SHAPES, Data, make_data, window_bytes
-from systems import BASELINE, SYSTEMS, UNCHECKED, Batches, ours
+from systems import BASELINE, DISTRIBUTED, SYSTEMS, UNCHECKED, Batches, ours
 
 from machine import describe_machine, resident_memory, write_results
 from shards import load_manifest
@@ -68,7 +68,7 @@ def check(name: str, data: Data) -> str:
     expected, delivered, whole = window_bytes(data), [], True
     deadline = time.perf_counter() + _CHECK_SECONDS
     for batch in SYSTEMS[name](data):
-        x, y = (np.asarray(part) for part in (batch if data.pair else (batch, batch)))
+        x, y = (np.concatenate(replica_parts(part)) for part in (batch if data.pair else (batch, batch)))
         if x.dtype != np.float32 or x.shape[1:] != (data.shape.length,) or x.tobytes() != y.tobytes():
             raise SystemExit(f"{name} delivers {x.dtype} of shape {x.shape}, or a y that is not x")
         delivered += [window.tobytes() for window in x]
@@ -76,11 +76,18 @@ def check(name: str, data: Data) -> str:
             whole = len(delivered) >= expected.total()
             break
     got = type(expected)(delivered)
+    if data.strategy is not None:  # replicas get equal parts: the last batch is filled up with windows again
+        got = got & expected if got.total() - expected.total() < data.shape.batch else got
     if not (got == expected if whole else got <= expected):
         raise SystemExit(f"{name} delivers other windows: {len(delivered)}, where there are {expected.total()}")
     if all(a == b for a, b in zip(delivered, expected, strict=False)):
         raise SystemExit(f"{name} does not shuffle")
     return "all windows" if whole else f"the first {len(delivered)} windows"
+
+
+def replica_parts(batch: Any) -> list[np.ndarray]:
+    """The arrays of a batch that replicas may share."""
+    return [np.asarray(part) for part in getattr(batch, "values", [batch])]
 
 
 def windows_per_second(batches: Batches, seconds: float) -> float:
@@ -124,17 +131,19 @@ def measure_alone(shape: str, data: Data) -> Alone:
     return Alone(shape, first_batch, own, mapped)
 
 
-def run_shape(shape: str, options: argparse.Namespace) -> tuple[list[Row], Alone | None]:
+def run_shape(shape: str, options: argparse.Namespace, strategy: Any) -> tuple[list[Row], Alone | None]:
     """Check and measure everything at one shape."""
     pair = options.targets == "same"
     with tempfile.TemporaryDirectory(prefix="bench-stream-", dir=options.folder) as folder:
         small = make_data(SHAPES[shape], _CHECK_MEGABYTES, Path(folder, "small"), pair)
+        small = replace(small, strategy=strategy)
         for name in options.systems:
             if name not in UNCHECKED:
                 _say(f"{shape} check: {name} {check(name, small)}")
         data = make_data(SHAPES[shape], options.megabytes, Path(folder, "data"), pair)
+        data = replace(data, strategy=strategy)
         alone = None
-        if "ours" in options.systems:
+        if "ours" in options.systems and strategy is None:
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
                 alone = process.submit(measure_alone, shape, replace(data, episodes=())).result()
         rows = measure(shape, options.systems, data, options.seconds, options.repeats)
@@ -145,7 +154,8 @@ def run_shape(shape: str, options: argparse.Namespace) -> tuple[list[Row], Alone
 def main() -> None:
     """Run the shapes that were asked for, print their tables and write the JSON."""
     options = _parse_arguments()
-    results = [run_shape(shape, options) for shape in options.shapes]
+    strategy = _replicas(options.replicas)
+    results = [run_shape(shape, options, strategy) for shape in options.shapes]
     document = {
         "machine": describe_machine(),
         "versions": {name: version(name) for name in ("episode-windows", "tensorflow-datasets")},
@@ -172,12 +182,28 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=3, help="of each run")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each system")
     parser.add_argument("--megabytes", type=float, default=1000, help="of shards at each shape")
+    parser.add_argument("--replicas", type=int, default=1, help="logical CPU devices of a MirroredStrategy")
     parser.add_argument("--targets", choices=["same", "none"], default="same", help="batches are (x, x) or x")
     parser.add_argument(
         "--folder", type=Path, default=tempfile.gettempdir(), help="where the data are made, and removed at the end"
     )
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/stream.json"), help="results")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.replicas > 1:
+        options.systems = [name for name in options.systems if name in DISTRIBUTED]
+    return options
+
+
+def _replicas(count: int) -> tf.distribute.Strategy | None:
+    if count == 1:
+        return None
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+    return tf.distribute.MirroredStrategy([f"/cpu:{i}" for i in range(count)])
+
+
+def _size(batch: Any) -> int:
+    return sum(len(part) for part in getattr(batch, "values", [batch]))
 
 
 def _endless(batches: Batches) -> Iterator[Any]:
@@ -189,7 +215,7 @@ def _take(stream: Iterator[Any], seconds: float) -> tuple[int, float]:
     """(windows, seconds) of the batches that come until `seconds` have passed, one at least."""
     windows, start, elapsed = 0, time.perf_counter(), 0.0
     for batch in stream:
-        windows += len(batch[0] if isinstance(batch, tuple) else batch)
+        windows += _size(batch[0] if isinstance(batch, tuple) else batch)
         elapsed = time.perf_counter() - start
         if elapsed >= seconds:
             break

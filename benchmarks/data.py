@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,12 +38,16 @@ SHAPES = {"A": Shape(64, 1, 256), "B": Shape(1024, 256, 256), "C": Shape(16384, 
 
 @dataclass(frozen=True)
 class Data:
-    """The same episodes as arrays of shape (T,) and as the dataset in `folder`; `pair` asks for (x, x), else x."""
+    """The same episodes as arrays of shape (T,) and as the dataset in `folder`.
+
+    `pair` asks for batches (x, x), else x; the replicas of `strategy`, if there is one, share each.
+    """
 
     shape: Shape
     pair: bool
     folder: Path
     episodes: tuple[NDArray[np.float32], ...]
+    strategy: Any = None
 
     @cached_property
     def steps(self) -> NDArray[np.float32]:

@@ -69,6 +69,8 @@ def fit(data: Data) -> Batches:
     """The same as Keras delivers it to `fit`: the baseline."""
     adapter = PyDatasetAdapter(SegmentSequence(data), shuffle=True)  # `fit` shuffles unless told not to
     batches = adapter.get_tf_dataset()
+    if data.strategy is not None:
+        batches = data.strategy.experimental_distribute_dataset(batches)
 
     def epoch() -> Iterator[Any]:
         adapter.on_epoch_begin()
@@ -168,7 +170,7 @@ def grain(data: Data) -> Batches:
 def ours(data: Data, **options: Any) -> Batches:
     """Ours: reader.load."""
     targets = "same" if data.pair else (lambda batch: batch["window"])
-    return load(data.folder, batch_size=data.shape.batch, targets=targets, **options)
+    return load(data.folder, batch_size=data.shape.batch, targets=targets, strategy=data.strategy, **options)
 
 
 def streamed(data: Data) -> Batches:
@@ -243,3 +245,4 @@ SYSTEMS: dict[str, Callable[[Data], Batches]] = {
 }
 BASELINE = "fit"
 UNCHECKED = ("memcpy",)  # it delivers no windows
+DISTRIBUTED = ("fit", "ours", "streamed", "resident")  # those that replicas can share

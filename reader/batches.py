@@ -5,10 +5,10 @@ from operator import itemgetter
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.data.ops.iterator_ops import OwnedIterator  # which has no public name
 
 from .epochs import Course, Place
 
-_Iterator: Any = type(iter(tf.data.Dataset.range(1)))  # TensorFlow gives this class no public name
 Pack = Callable[[Sequence[tf.Tensor]], Any]
 
 
@@ -50,7 +50,7 @@ class Batches(tf.data.Dataset):  # type: ignore[misc]
         return [self._dataset]
 
 
-class _QuickIterator(_Iterator):  # type: ignore[misc]
+class _QuickIterator(OwnedIterator):  # type: ignore[misc]
     """TensorFlow's own iterator, but that it does not look into the structure of the elements anew for each.
 
     For a pair of tensors that takes TensorFlow 100 us in Python, more than it takes to make a small batch.

@@ -35,7 +35,7 @@ class LoadOptions:
     provenance: bool = False
     normalize: bool | Sequence[str] = False
     map_fn: Callable[[Batch], Any] | None = None
-    pool: int = 16
+    pool: int = 64
     stream: bool = False
     resident: Resident = False
     strategy: tf.distribute.Strategy | None = None

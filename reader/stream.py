@@ -45,7 +45,7 @@ def load(
     provenance: bool = False,
     normalize: bool | Sequence[str] = False,
     map_fn: Callable[[Batch], Any] | None = None,
-    pool: int = 16,
+    pool: int = 64,
     stream: bool = False,
     resident: Resident = False,
     strategy: tf.distribute.Strategy | None = None,

@@ -14,7 +14,7 @@ from .errors import ShardError
 from .manifest import Manifest, Shard
 
 #: Large against the cost of a request to an object store, small against memory.
-PIECE_BYTES = 2**24
+PIECE_BYTES = 2**22
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def test_batches_are_as_uniform_draws_where_all_shards_are_shuffled_together(
 def test_batches_are_nearly_so_where_a_pool_is_half_of_the_shards(
     folders: dict[tuple[Any, int], Path], uniform: Mix
 ) -> None:
-    single, shared = (mix(orders(folders[per_record, 32], epochs=3)) for per_record in (1, 8))
+    single, shared = (mix(orders(folders[per_record, 32], epochs=3, pool=16)) for per_record in (1, 8))
     for found in (single, shared):
         assert found.episodes == pytest.approx(uniform.episodes, rel=0.03)
         assert found.apart == pytest.approx(uniform.apart, rel=0.01)
