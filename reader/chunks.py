@@ -47,12 +47,28 @@ class Chunks:
         return outs
 
 
+class Numbers:
+    """The same of the numbers of windows alone, counted through the pieces, which have so many `windows` each."""
+
+    columns = (Feature("number", "int64", ()),)
+
+    def __init__(self, order: Order, windows: Sequence[int], steps: Steps) -> None:
+        self._order, self.steps = order, steps
+        self._firsts = np.cumsum([0, *windows])
+        self.every = steps_per_chunk(8 * steps.part_batch)
+
+    def fill(self, epoch: int, step: int) -> list[np.ndarray]:
+        """An int64 array (n,)."""
+        pieces, rows = self._order.at(epoch, self.steps.positions(step, step + self.every))
+        return [self._firsts[pieces] + rows]
+
+
 def steps_per_chunk(batch_bytes: int) -> int:
     """How many steps make a chunk, whose batches have so many bytes."""
     return max(1, min(CHUNK_BYTES // batch_bytes, CHUNK_STEPS))
 
 
-def epoch_function(chunks: Chunks, batch_size: int) -> Callable[..., tf.data.Dataset]:
+def epoch_function(chunks: Chunks | Numbers, batch_size: int) -> Callable[..., tf.data.Dataset]:
     """The stage (epoch, step) -> {name: (B, length, ...)}, ...: all batches of an epoch from this step on.
 
     TensorFlow keeps every NumPy function until the process ends, so this one does not keep `chunks` alive: the dataset

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from .batches import Batches
+from .epochs import Course
 
 Pipeline = Callable[[int, int, int], Batches]  # (part, of so many, replicas that share it) -> their batches in turns
 
@@ -25,8 +26,12 @@ def distribute(strategy: tf.distribute.Strategy, pipeline: Pipeline) -> Any:
         return made[-1]
 
     distributed = strategy.distribute_datasets_from_function(batches)
-    course = made[0].course
-    distributed.course, distributed.steps_per_epoch, distributed.seek = course, course.steps_per_epoch, made[0].seek
+    return with_course(distributed, made[0].course, made[0].seek)
+
+
+def with_course(distributed: Any, course: Course, seek: Callable[[int, int], None]) -> Any:
+    """A distributed dataset that has `course`, `steps_per_epoch` and `seek`, as `Batches` do."""
+    distributed.course, distributed.steps_per_epoch, distributed.seek = course, course.steps_per_epoch, seek
     # TensorFlow takes the batches of all replicas for steps, and Keras would ask for as many.
     distributed._cardinality = np.int64(course.cardinality)
     return distributed

@@ -23,6 +23,7 @@ from .epochs import Course, Place, counted, numbering, starts
 from .finish import finishing
 from .options import LoadOptions, Resident
 from .order import MAX_POOL_WINDOWS, FixedOrder, Order, ShuffledOrder
+from .resident import reside, shares
 from .steps import Remainder, Steps
 from .targets import Batch, Targets
 
@@ -75,22 +76,9 @@ def load(
     before the first batch.
     """
     options = LoadOptions(
-        batch_size,
-        shuffle,
-        seed,
-        epochs,
-        start_step,
-        features,
-        targets,
-        remainder,
-        provenance,
-        normalize,
-        map_fn,
-        pool,
-        stream,
-        resident,
-        strategy,
-    )
+        batch_size, shuffle, seed, epochs, start_step, features, targets, remainder, provenance, normalize, map_fn,
+        pool, stream, resident, strategy,
+    )  # fmt: skip
     source = open_dataset(path)
     manifest, chosen = source.manifest, source[split]
     columns = columns_of(manifest, features, provenance)
@@ -98,6 +86,9 @@ def load(
     whole = Steps(len(chosen), batch_size, options.rule(len(chosen)))
     course = Course(len(whole), epochs, options.identity(manifest, split, whole.remainder))
     pieces, order = _shuffled(chosen, manifest, options) if shuffle else _sorted(chosen)
+    if resident:
+        each = shares(chosen, manifest, whole, pieces, order, options)
+        return reside(chosen, manifest, columns, finish, each, options, course)
 
     def batches(part: int, parts: int, sharing: int) -> Batches:
         """What part `part` of `parts` of the global batches is: a batch for each of the replicas that share it."""
