@@ -13,9 +13,11 @@ from shards.errors import OptionError
 from shards.gather import Gatherer, columns_of
 from shards.manifest import Manifest
 from shards.pieces import Piece, cut_shards, whole_shards
+from shards.text import format_bytes
 
 from .ahead import Ahead, mapping, streaming
 from .batches import Batches
+from .capacity import HOST, free_bytes
 from .chunks import Chunks, epoch_function
 from .device import only_gpu, prefetch
 from .distribute import distribute
@@ -29,6 +31,7 @@ from .targets import Batch, Targets
 
 _MAPS_AT_RANDOM = 128  # mapped shards kept where the order jumps among all; each holds a file descriptor
 _MOST_MAPS = 512  # of the 1024 descriptors that a process often may have
+_MORE = 8  # pieces besides those of two pools: chunks are filled side by side
 
 
 def load(
@@ -128,9 +131,19 @@ def _sorted(chosen: Windows) -> tuple[list[Piece], Order]:
 
 
 def _ahead(manifest: Manifest, pieces: Sequence[Piece], options: LoadOptions) -> Ahead:
+    """Two pools of pieces, that which is read from and the next, and a few for the chunks under way."""
     nbytes, most = manifest.layout.record_bytes, max(piece.records for piece in pieces)
-    read = streaming(nbytes, most) if options.stream else mapping(nbytes)
-    return Ahead(manifest, pieces, read, min(2 * options.pool, _MOST_MAPS) + 8 if options.shuffle else _MAPS_AT_RANDOM)
+    kept = 2 * options.pool + _MORE
+    if not options.stream:
+        kept = min(kept, _MOST_MAPS) if options.shuffle else _MAPS_AT_RANDOM
+        return Ahead(manifest, pieces, mapping(nbytes), kept)
+    needed, there = min(kept, len(pieces)) * most * nbytes, free_bytes(HOST)
+    if there is not None and needed > there:
+        raise OptionError(
+            f"stream=True needs {format_bytes(needed)} for two pools of {options.pool} pieces of"
+            f" {format_bytes(most * nbytes)}, and {format_bytes(there)} are free: choose a smaller pool"
+        )
+    return Ahead(manifest, pieces, streaming(nbytes, most), kept)
 
 
 def _options() -> tf.data.Options:
