@@ -4,6 +4,7 @@ from reader import load
 model.fit(load("out", split="train", batch_size=256, targets="same"), epochs=10, shuffle=False)
 """
 
+from .resume import Resume
 from .stream import load
 
-__all__ = ["load"]
+__all__ = ["Resume", "load"]

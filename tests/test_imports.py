@@ -73,7 +73,15 @@ def test_what_each_package_offers_is_pinned() -> None:
         "open_dataset",
     ]
     assert sorted(pipeline.__all__) == ["BuildOptions", "DatasetPlan", "build", "plan"]
-    assert sorted(reader.__all__) == ["load"]
+    assert sorted(reader.__all__) == ["Resume", "load"]
+
+
+def test_devices_may_be_configured_after_the_reader_is_imported() -> None:
+    code = "import tensorflow as tf, reader; cpu = tf.config.list_physical_devices('CPU')[0];"
+    code += "tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2);"
+    code += "print(len(tf.config.list_logical_devices('CPU')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "2\n"
 
 
 def test_workers_import_the_job_without_tensorflow(tmp_path: Path) -> None:

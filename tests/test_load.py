@@ -262,12 +262,165 @@ def test_training_learns_from_the_stream(folder: Path) -> None:
         ({"batch_size": 4, "targets": "both"}, "targets='both' is neither \"same\" nor a feature: window"),
         ({"batch_size": 4, "targets": True}, "not True"),
         ({"batch_size": 4, "targets": "same", "provenance": True}, "provenance=True has no place"),
+        ({"batch_size": 4, "epochs": 0}, "epochs must be a whole number of 1 or more, not 0"),
+        ({"batch_size": 4, "epochs": 1.5}, "epochs must be a whole number of 1 or more, not 1.5"),
+        ({"batch_size": 4, "epochs": True}, "epochs must be a whole number of 1 or more, not True"),
+        ({"batch_size": 4, "start_step": -1}, "start_step must be a whole number of 0 or more, not -1"),
+        ({"batch_size": 4, "start_step": None}, "start_step must be a whole number of 0 or more, not None"),
+        ({"batch_size": 4, "remainder": "pad"}, "remainder must be one of keep, drop, repeat, not 'pad'"),
+        ({"batch_size": 4, "remainder": True}, "remainder must be one of keep, drop, repeat, not True"),
+        ({"batch_size": 4, "stream": "yes"}, "stream must be True or False, not 'yes'"),
+        ({"batch_size": 4, "stream": 1}, "stream must be True or False, not 1"),
+        ({"batch_size": 4, "stream": True, "shuffle": False}, "shuffle=False jumps among all shards, so they cannot"),
         ({"batch_size": 46, "remainder": "drop"}, 'remainder="drop" leaves nothing: there are 45 windows'),
     ],
 )
 def test_wrong_options_are_refused(folder: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         load(folder, **options)
+
+
+def batches_of(dataset: tf.data.Dataset) -> list[tuple[bytes, ...]]:
+    """The bytes of each batch."""
+    return [tuple(array.tobytes() for array in batch.values()) for batch in dataset.as_numpy_iterator()]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("remainder", "steps"), [("keep", 5), ("drop", 4), ("repeat", 5)])
+def test_a_stream_begins_at_any_step(folder: Path, shuffle: bool, remainder: Any, steps: int) -> None:
+    options = {"batch_size": 10, "shuffle": shuffle, "remainder": remainder, "provenance": True}
+    unbroken = load(folder, **options)
+    epochs = [batches_of(unbroken) for _ in range(5)]
+    assert [len(epoch) for epoch in epochs] == [steps] * 5
+    for start in (0, 1, steps - 1, steps, steps + 2, 3 * steps, 4 * steps - 1):
+        dataset = load(folder, start_step=start, **options)
+        assert len(dataset) == dataset.steps_per_epoch == steps
+        assert batches_of(dataset) == epochs[start // steps][start % steps :]
+        if start // steps + 1 < len(epochs):
+            assert batches_of(dataset) == epochs[start // steps + 1]  # the next one is whole
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("remainder", "steps"), [("keep", 5), ("drop", 4), ("repeat", 5)])
+def test_three_epochs_are_three_iterations_joined(folder: Path, shuffle: bool, remainder: Any, steps: int) -> None:
+    options = {"batch_size": 10, "shuffle": shuffle, "remainder": remainder, "provenance": True}
+    unbroken = load(folder, **options)
+    epochs = [batches_of(unbroken) for _ in range(6)]
+    dataset = load(folder, epochs=3, **options)
+    assert len(dataset) == 3 * steps
+    assert dataset.steps_per_epoch == steps
+    assert batches_of(dataset) == [*epochs[0], *epochs[1], *epochs[2]]
+    assert batches_of(dataset) == [*epochs[3], *epochs[4], *epochs[5]]
+    late = load(folder, epochs=3, start_step=steps + 2, **options)
+    assert batches_of(late) == [*epochs[1][2:], *epochs[2], *epochs[3]]
+
+
+def test_epochs_without_an_end_are_taken_from(folder: Path) -> None:
+    unbroken = load(folder, batch_size=10, epochs=4, provenance=True)
+    expected = batches_of(unbroken)
+    dataset = load(folder, batch_size=10, epochs=None, provenance=True)
+    assert int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+    assert batches_of(dataset.take(17)) == expected[:17]
+    assert batches_of(dataset.take(3)) == expected[5:8]  # another iteration is at least another epoch
+    assert batches_of(load(folder, batch_size=10, epochs=None, start_step=7, provenance=True).take(9)) == expected[7:16]
+
+
+def test_a_step_far_beyond_the_first_epoch_costs_nothing(folder: Path) -> None:
+    dataset = load(folder, batch_size=10, start_step=5 * 10**15 + 4, provenance=True)
+    epochs = [keys(read(dataset)) for _ in range(2)]
+    assert [len(epoch) for epoch in epochs] == [5, 45]
+    assert len(set(epochs[1])) == 45
+
+
+def test_a_place_is_sought(folder: Path) -> None:
+    dataset = load(folder, batch_size=10, provenance=True)
+    epochs = [batches_of(dataset) for _ in range(3)]
+    dataset.seek(1, 3)
+    assert batches_of(dataset) == epochs[1][3:]
+    assert batches_of(dataset) == epochs[2]
+    dataset.seek(0)
+    assert [batches_of(dataset) for _ in range(3)] == epochs
+    derived = dataset.map(lambda batch: batch).prefetch(1)
+    dataset.seek(2, 4)
+    assert batches_of(derived) == epochs[2][4:]
+
+
+def test_a_batch_larger_than_the_split_is_filled_with_its_windows_again(
+    folder: Path, windows: dict[tuple[int, int], bytes]
+) -> None:
+    dataset = load(folder, batch_size=100, remainder="repeat", provenance=True)
+    assert dataset.element_spec["window"].shape == (100, LENGTH, 2)
+    (batch,) = dataset.as_numpy_iterator()
+    found = keys(batch)
+    assert sorted(found[:45]) == sorted(windows)
+    assert found == (found[:45] * 3)[:100]
+
+
+@pytest.mark.parametrize("options", [{}, {"pool": 1}, {"epochs": 3, "start_step": 4}, {"remainder": "repeat"}])
+def test_a_stream_that_is_read_is_the_mapped_one(folder: Path, options: dict[str, Any]) -> None:
+    mapped, read = (
+        load(folder, batch_size=7, seed=3, provenance=True, stream=stream, **options) for stream in (False, True)
+    )
+    assert read.element_spec == mapped.element_spec
+    for _ in range(3):
+        assert batches_of(read) == batches_of(mapped)
+
+
+def test_all_that_is_made_of_a_batch_goes_together(
+    tmp_path: Path, save_episodes: SaveEpisodes, build_here: BuildHere
+) -> None:
+    arrays = [np.random.default_rng(i).normal(5, 3, (steps, 2)).astype(np.float32) for i, steps in enumerate((50, 19))]
+    build_here(
+        save_episodes(tmp_path / "in", arrays),
+        tmp_path / "out",
+        window_length=8,
+        shift=3,
+        tail="pad",
+        num_shards=3,
+        windows_per_record=4,
+    )
+
+    def twice(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        assert {*batch} == {"window", "valid", "mask"}
+        return batch | {"window": 2 * batch["window"]}
+
+    options: dict[str, Any] = {"batch_size": 4, "normalize": True, "map_fn": twice, "targets": 3}
+    unbroken = load(tmp_path / "out", **options, epochs=3)
+    raw = load(tmp_path / "out", batch_size=4, epochs=3)
+    expected = [[array.tobytes() for array in batch] for batch in unbroken.as_numpy_iterator()]
+    for stream in (False, True):
+        dataset = load(tmp_path / "out", **options, start_step=7, epochs=2, stream=stream)
+        found = [[array.tobytes() for array in batch] for batch in dataset.as_numpy_iterator()]
+        assert found == expected[7:]
+        assert (dataset.steps_per_epoch, len(found)) == (5, 8)
+    unbroken.seek(0)
+    mean, std = (np.concatenate(arrays).mean(0, np.float64), np.concatenate(arrays).std(0, dtype=np.float64))
+    for (x, y, weights), batch in zip(unbroken.as_numpy_iterator(), raw.as_numpy_iterator(), strict=True):
+        real = batch["mask"][:, :, np.newaxis]
+        whole = np.where(real, 2 * (batch["window"] - mean) / std, 0)
+        assert np.concatenate([x, y], 1) == pytest.approx(whole, abs=1e-5)
+        assert np.array_equal(weights, batch["mask"][:, 5:].astype(np.float32))
+
+
+@pytest.fixture
+def half_precision() -> Iterator[None]:
+    before = keras.mixed_precision.dtype_policy()
+    keras.mixed_precision.set_dtype_policy("mixed_bfloat16")
+    yield
+    keras.mixed_precision.set_dtype_policy(before)
+
+
+@pytest.mark.usefixtures("half_precision")
+@pytest.mark.parametrize("remainder", ["keep", "repeat"])
+def test_a_compiled_model_of_half_precision_is_trained(folder: Path, remainder: Any) -> None:
+    model = keras.Sequential([keras.layers.Input((LENGTH, 2)), keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile(loss="mse", jit_compile=True)
+    dataset = load(
+        folder, batch_size=10, remainder=remainder, targets=lambda b: (b["window"] / 1000, b["window"][:, 0, :1] / 1000)
+    )
+    losses = model.fit(dataset, epochs=2, verbose=0, shuffle=False).history["loss"]
+    assert len(losses) == 2
+    assert np.isfinite(losses).all()
 
 
 def test_a_missing_dataset_is_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reader.order import MAX_POOL_WINDOWS, FixedOrder, ShuffledOrder, permute
+from shards.keyed_hash import keyed_hash
 
 
 def positions_of(order: ShuffledOrder, epoch: int, begin: int, end: int) -> list[tuple[int, int]]:
@@ -103,6 +104,85 @@ def test_pools_are_alike_in_size(shards: int, pool: int, sizes: list[int]) -> No
 
 def _runs(sizes: list[int]) -> list[tuple[int, int]]:
     return [(10 * sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+
+
+@given(shards_of, st.integers(1, 15), st.integers(0, 3), st.data())
+def test_positions_come_in_any_order_and_any_number(
+    windows: list[int], pool: int, epoch: int, data: st.DataObject
+) -> None:
+    order = ShuffledOrder(np.array(windows), 7, pool)
+    asked = data.draw(st.lists(st.integers(0, len(order) - 1), max_size=60))
+    whole = positions_of(order, epoch, 0, len(order))
+    pieces, rows = order.at(epoch, np.array(asked, np.int64))
+    assert pieces.dtype == rows.dtype == np.int64
+    assert list(zip(pieces.tolist(), rows.tolist(), strict=True)) == [whole[position] for position in asked]
+
+
+@given(shards_of, st.integers(0, 2**63 - 1), st.integers(1, 15), st.integers(0, 3))
+def test_an_order_is_that_of_its_definition(windows: list[int], seed: int, pool: int, epoch: int) -> None:
+    order = ShuffledOrder(np.array(windows), seed, pool)
+    assert positions_of(order, epoch, 0, len(order)) == [
+        window
+        for number, pieces in enumerate(pools_of(windows, seed, pool, epoch))
+        for window in permuted([(piece, row) for piece in pieces for row in range(windows[piece])], seed, epoch, number)
+    ]
+
+
+def pools_of(windows: list[int], seed: int, pool: int, epoch: int) -> list[list[int]]:
+    """The pieces of each pool, one by one."""
+    count = len(windows)
+    hashes = keyed_hash(np.arange(count), seed, epoch).tolist()
+    pieces = sorted(range(count), key=lambda piece: hashes[piece])
+    pools = -(-count // pool)
+    return [pieces[i * count // pools : (i + 1) * count // pools] for i in range(pools)]
+
+
+def permuted(held: list[tuple[int, int]], seed: int, epoch: int, number: int) -> list[tuple[int, int]]:
+    return [held[index] for index in permute(np.arange(len(held)), len(held), seed, epoch, 1 + number).tolist()]
+
+
+@given(shards_of, st.integers(0, 2**63 - 1), st.integers(1, 15), st.integers(0, 3))
+def test_pieces_are_expected_before_they_are_used_and_no_others(
+    windows: list[int], seed: int, pool: int, epoch: int
+) -> None:
+    order = ShuffledOrder(np.array(windows), seed, pool)
+    pools = pools_of(windows, seed, pool, epoch)
+    following = [*pools[1:], pools_of(windows, seed, pool, epoch + 1)[0]]
+    position = 0
+    for own, coming in zip(pools, following, strict=True):
+        held, before = sum(windows[piece] for piece in own), 0
+        for i in range(held):
+            expected = order.ahead(epoch, position + i).tolist()
+            assert expected == coming[: len(expected)]
+            assert before <= len(expected)
+            assert (i + 1) * len(coming) <= held * len(expected) < (i + 1) * len(coming) + held
+            before = len(expected)
+        position += held
+        assert before == len(coming)  # all are there when the next pool begins
+
+
+def test_what_is_expected_of_two_pools_of_two() -> None:
+    order = ShuffledOrder(np.array([2, 2, 2, 2]), 5, 2)
+    assert [pools_of([2, 2, 2, 2], 5, 2, epoch) for epoch in (0, 1)] == [[[3, 2], [0, 1]], [[2, 0], [1, 3]]]
+    assert [order.ahead(0, position).tolist() for position in range(8)] == [
+        [0],
+        [0],
+        [0, 1],
+        [0, 1],
+        [2],
+        [2],
+        [2, 0],
+        [2, 0],
+    ]
+
+
+def test_a_fixed_order_expects_nothing() -> None:
+    assert FixedOrder(np.array([1, 0, 1]), np.array([5, 6, 7])).ahead(0, 1).tolist() == []
+
+
+def test_a_fixed_order_takes_positions_in_any_order() -> None:
+    order = FixedOrder(np.array([1, 0, 1]), np.array([5, 6, 7]))
+    assert [part.tolist() for part in order.at(0, np.array([2, 0, 2, 1]))] == [[1, 1, 1, 0], [7, 5, 7, 6]]
 
 
 def test_a_fixed_order_is_the_same_in_every_epoch() -> None:
