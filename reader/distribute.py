@@ -34,4 +34,7 @@ def with_course(distributed: Any, course: Course, seek: Callable[[int, int], Non
     distributed.course, distributed.steps_per_epoch, distributed.seek = course, course.steps_per_epoch, seek
     # TensorFlow takes the batches of all replicas for steps, and Keras would ask for as many.
     distributed._cardinality = np.int64(course.cardinality)
+    # All replicas end with the same step. Else several workers would ask one another before each who has a batch, which
+    # takes as long again as a step, and no shape would be static.
+    distributed._enable_get_next_as_optional = False
     return distributed

@@ -399,7 +399,7 @@ def test_all_that_is_made_of_a_batch_goes_together(
         real = batch["mask"][:, :, np.newaxis]
         whole = np.where(real, 2 * (batch["window"] - mean) / std, 0)
         assert np.concatenate([x, y], 1) == pytest.approx(whole, abs=1e-5)
-        assert np.array_equal(weights, batch["mask"][:, 5:].astype(np.float32))
+        assert np.array_equal(weights, real[:, 5:].astype(np.float32))
 
 
 @pytest.fixture
