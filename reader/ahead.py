@@ -1,8 +1,9 @@
 """Pieces of shards on their way into memory: mapped or streamed, a pool ahead of the windows that are gathered."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
+from pathlib import Path
 from threading import Lock
 
 import numpy as np
@@ -34,20 +35,30 @@ class Ahead:
         def records(i: int) -> Records:
             return Records.of(manifest, pieces[i], read(pieces[i]))
 
-        self._lock = Lock()
-        self._reading: Callable[[int], Future[Records]] = lru_cache(keep)(lambda i: executor.submit(records, i))
+        self._lock, self._keep = Lock(), keep
+        self._read: Callable[[int], Future[Records]] = lambda i: executor.submit(records, i)
+        self._reading: OrderedDict[int, Future[Records]] = OrderedDict()  # the last asked for comes last
 
     def __call__(self, i: int) -> Records:
-        """The records of piece i. Errors: ShardError."""
+        """The records of piece i. Errors: ShardError; the next call tries again."""
         with self._lock:
-            reading = self._reading(i)
+            reading = self._begin(i)
         return reading.result()
 
     def expect(self, pieces: Int64s) -> None:
         """Begin to read these, if they are not there."""
         with self._lock:
-            for i in pieces.tolist():
-                self._reading(i)
+            for i in pieces[: self._keep].tolist():
+                self._begin(i)
+
+    def _begin(self, i: int) -> "Future[Records]":
+        reading = self._reading.pop(i, None)
+        if reading is None or (reading.done() and reading.exception() is not None):
+            reading = self._read(i)
+        self._reading[i] = reading
+        if len(self._reading) > self._keep:
+            self._reading.popitem(last=False)
+        return reading
 
 
 def mapping(record_bytes: int) -> Read:
@@ -64,13 +75,21 @@ def streaming(record_bytes: int, most_records: int) -> Read:
         records = buffers.array((piece.records, record_bytes), np.dtype(np.uint8))
         raw, at = records.reshape(-1), 0
         try:
-            with tf.io.gfile.GFile(piece.file, "rb") as file:
-                file.seek(begin)
-                while at < nbytes and (content := file.read(min(_READ_BYTES, nbytes - at))):
-                    raw[at : at + len(content)] = np.frombuffer(content, np.uint8)
-                    at += len(content)
-        except tf.errors.OpError as error:
-            raise ShardError(f"shard {piece.file} cannot be read: {error.message}; copy the dataset again") from error
+            if "://" in piece.file:
+                with tf.io.gfile.GFile(piece.file, "rb") as remote:
+                    remote.seek(begin)
+                    while at < nbytes and (content := remote.read(min(_READ_BYTES, nbytes - at))):
+                        raw[at : at + len(content)] = np.frombuffer(content, np.uint8)
+                        at += len(content)
+            else:
+                with Path(piece.file).open("rb", buffering=0) as local:
+                    if local.seek(0, 2) != piece.file_bytes:
+                        raise ShardError(f"shard {piece.file} has changed since the dataset was opened; open it again")
+                    local.seek(begin)
+                    while at < nbytes and (count := local.readinto(raw[at:].data)):
+                        at += count
+        except (OSError, tf.errors.OpError) as error:
+            raise ShardError(f"shard {piece.file} cannot be read: {error}; copy the dataset again") from error
         if at < nbytes:
             raise ShardError(f"shard {piece.file} was cut short at {begin + at} bytes; copy the dataset again")
         return records

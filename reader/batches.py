@@ -29,7 +29,7 @@ class Batches(tf.data.Dataset):  # type: ignore[misc]
 
     def seek(self, epoch: int, step: int = 0) -> None:
         """Let the next iteration begin with this step of this epoch."""
-        self._place.seek(epoch, step)
+        self._place.seek(*self.course.at(epoch, step))
 
     @property
     def element_spec(self) -> Any:

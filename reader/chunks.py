@@ -13,6 +13,7 @@ from shards.memory import Buffers
 
 from .ahead import Ahead
 from .epochs import plain
+from .exiting import until_exit
 from .order import Order
 from .steps import Steps
 from .targets import Batch
@@ -38,6 +39,7 @@ class Chunks:
         """One array (n, ...) a column: the windows of a chunk, in memory that is used again once nobody reads it."""
         positions = self.steps.positions(step, step + self.every)
         pieces, rows = self._order.at(epoch, positions)
+        self._pieces.expect(np.unique(pieces))  # side by side, and before those of the next pool
         self._pieces.expect(self._order.ahead(epoch, int(positions[-1])))
         outs = [
             buffers.array((len(positions), *column.shape), column.numpy_dtype)
@@ -87,7 +89,7 @@ def epoch_function(chunks: Chunks | Numbers, batch_size: int) -> Callable[..., t
 
     def epoch_of(epoch: tf.Tensor, first: tf.Tensor) -> tf.data.Dataset:
         def gather(step: tf.Tensor) -> Batch:
-            filled = tf.numpy_function(fill, [epoch, step], types)
+            filled = tf.numpy_function(until_exit(fill), [epoch, step], types)
             return {
                 column.name: tf.ensure_shape(values, (None, *column.shape))
                 for column, values in zip(columns, filled, strict=True)

@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from shards.errors import OptionError
+
+from .exiting import until_exit
+
 # AutoGraph has nothing to convert in our functions.
 plain: Callable[[Any], Any] = tf.autograph.experimental.do_not_convert
 
@@ -27,6 +31,12 @@ class Course:
     def cardinality(self) -> int:
         """Of the steps of an iteration, as TensorFlow has it."""
         return int(tf.data.INFINITE_CARDINALITY) if self.epochs is None else self.epochs * self.steps_per_epoch
+
+    def at(self, epoch: int, step: int) -> tuple[int, int]:
+        """The (epoch, step) that this is: steps beyond an epoch are of the next. Errors: OptionError."""
+        if min(epoch, step) < 0:
+            raise OptionError(f"a stream cannot begin with step {step} of epoch {epoch}: they count from 0")
+        return int(epoch + step // self.steps_per_epoch), int(step % self.steps_per_epoch)
 
 
 class Place:
@@ -53,7 +63,7 @@ def starts(place: Place) -> tf.data.Dataset:
     """One element, (epoch, step): where this iteration begins."""
 
     def take(_: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        taken = tf.numpy_function(place.take, [], [tf.int64, tf.int64])
+        taken = tf.numpy_function(until_exit(place.take), [], [tf.int64, tf.int64])
         return tuple(tf.ensure_shape(number, ()) for number in taken)
 
     return tf.data.Dataset.range(1).map(plain(take))
@@ -74,9 +84,7 @@ def counted(dataset: tf.data.Dataset, batches: int | None) -> tf.data.Dataset:
 
     `assert_cardinality` would not do: an iteration that begins in the middle has fewer.
     """
-    spec = dataset.element_spec
-    nothing = tf.nest.map_structure(lambda s: tf.zeros([n or 0 for n in s.shape], s.dtype), spec)
-    never = tf.data.Dataset.from_tensors(nothing).repeat()
+    never = dataset.repeat()  # of the same structure, and endless; nothing is ever taken from it
     first = tf.data.Dataset.from_tensors(np.int64(0)).repeat()
     endless = tf.data.Dataset.choose_from_datasets([dataset, never], first, stop_on_empty_dataset=True)
     return endless if batches is None else endless.take(batches)

@@ -16,11 +16,11 @@ from .options import LoadOptions
 from .targets import Batch, check_targets, splitting
 
 
-def finishing(manifest: Manifest, columns: Sequence[Feature], options: LoadOptions) -> Callable[[Batch], Any] | None:
-    """{name: (B, length, ...)} -> what the user asked for; None where that is the same. Errors: OptionError."""
+def finishing(manifest: Manifest, columns: Sequence[Feature], options: LoadOptions) -> Callable[[Batch], Any]:
+    """{name: (B, length, ...)} -> what the user asked for. Errors: OptionError."""
     taken = [column for column in columns if column.name not in RESERVED]
     check_targets(options.targets, manifest.window, taken, options.provenance)
-    stages: list[Callable[[Any], Any]] = []
+    stages: list[Callable[[Any], Any]] = [_shaped]
     if manifest.window.tail == "pad":
         stages.append(masking(manifest.window.length))  # with "mask": (B, length)
     if options.normalize is not False:
@@ -31,4 +31,9 @@ def finishing(manifest: Manifest, columns: Sequence[Feature], options: LoadOptio
         stages.append(tf.function(options.targets))  # anything
     elif options.targets is not None:
         stages.append(splitting(options.targets, taken))  # (x, y), (x, y, weights)
-    return plain(lambda batch: functools.reduce(lambda made, stage: stage(made), stages, batch)) if stages else None
+    return plain(lambda batch: functools.reduce(lambda made, stage: stage(made), stages, batch))  # type: ignore[no-any-return]
+
+
+def _shaped(batch: Batch) -> Batch:
+    """The same. TensorFlow mistakes the shapes of what comes from `counted`, when it is concatenated for example."""
+    return {name: tf.ensure_shape(values, values.shape) for name, values in batch.items()}

@@ -135,7 +135,7 @@ def resident(
     raw: RawSteps,
     columns: Sequence[Feature],
     numbers: tf.data.Dataset,
-    finish: Callable[[Batch], Any] | None,
+    finish: Callable[[Batch], Any],
     device: str,
     batches: int | None,
 ) -> tf.data.Dataset:
@@ -146,7 +146,7 @@ def resident(
     gather = gathering(raw, columns, device)
 
     def batch(some: tf.Tensor) -> Any:
-        return gather(some) if finish is None else finish(gather(some))
+        return finish(gather(some))
 
     return placed(numbers, batch, device, batches)
 
@@ -190,7 +190,7 @@ def reside(
     chosen: Windows,
     manifest: Manifest,
     columns: Sequence[Feature],
-    finish: Callable[[Batch], Any] | None,
+    finish: Callable[[Batch], Any],
     each: Sequence[Share],
     options: LoadOptions,
     course: Course,
@@ -203,7 +203,7 @@ def reside(
     def make(part: int, parts: int, device: str) -> tf.data.Dataset:
         share = each[part]
         raw = read_raw_steps(chosen, manifest, columns, share.numbers, share.places)
-        begin = Place(*divmod(options.start_step, len(share.steps)), options.epochs or 1)
+        begin = Place(*course.at(0, options.start_step), options.epochs or 1)
         starting.append(begin)
         numbers = Numbers(share.order, share.windows, share.steps)
 
@@ -217,7 +217,7 @@ def reside(
 
     def seek(epoch: int, step: int = 0) -> None:
         for begin in starting:
-            begin.seek(epoch, step)
+            begin.seek(*course.at(epoch, step))
 
     return deliver(options.strategy, make, course, seek)
 

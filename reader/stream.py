@@ -96,7 +96,7 @@ def load(
     def batches(part: int, parts: int, sharing: int) -> Batches:
         """What part `part` of `parts` of the global batches is: a batch for each of the replicas that share it."""
         steps = replace(whole, part=part, parts=parts)
-        place = Place(*divmod(start_step, len(steps)), epochs or 1)
+        place = Place(*course.at(0, start_step), epochs or 1)
         records = _ahead(manifest, pieces, options)
         chunks = Chunks(Gatherer(manifest, columns, records), records, order, columns, steps)
         count = None if epochs is None else epochs * len(steps) * sharing
@@ -105,10 +105,9 @@ def load(
         dataset = dataset.flat_map(numbering(epochs))  # (epoch, its first step)
         dataset = dataset.flat_map(epoch_function(chunks, steps.part_batch // sharing))  # {name: (B, length, ...)}
         dataset.chunks = chunks  # see epoch_function; whatever is made from this dataset keeps it
-        if finish is not None:
-            dataset = dataset.map(finish, tf.data.AUTOTUNE if options.busy else None)  # (x, y)
-        dataset = counted(dataset, count).with_options(_options())
-        dataset = prefetch(dataset, only_gpu() if strategy is None else None)  # on the device
+        dataset = counted(dataset, count)  # the same
+        dataset = dataset.map(finish, tf.data.AUTOTUNE if options.busy else None)  # (x, y)
+        dataset = prefetch(dataset.with_options(_options()), only_gpu() if strategy is None else None)  # on the device
         return Batches(dataset, count, place, course)
 
     return batches(0, 1, 1) if strategy is None else distribute(strategy, batches)
