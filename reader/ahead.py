@@ -1,5 +1,6 @@
 """Pieces of shards on their way into memory: mapped or streamed, a pool ahead of the windows that are gathered."""
 
+import mmap
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -61,9 +62,16 @@ class Ahead:
         return reading
 
 
-def mapping(record_bytes: int) -> Read:
-    """Pieces of local files as memory maps, which the system begins to read from the disk."""
-    return lambda piece: map_piece(piece, record_bytes, ahead=True)
+def mapping(record_bytes: int, ahead: bool = True) -> Read:
+    """Pieces of local files as memory maps; ahead: read from the disk, and in this process's memory, beforehand."""
+
+    def read(piece: Piece) -> NDArray[np.uint8]:
+        records = map_piece(piece, record_bytes, ahead)
+        if ahead:
+            records.reshape(-1)[:: mmap.PAGESIZE].max()
+        return records
+
+    return read
 
 
 def streaming(record_bytes: int, most_records: int) -> Read:

@@ -18,7 +18,7 @@ from .order import Order
 from .steps import Steps
 from .targets import Batch
 
-CHUNK_BYTES = 2**24  # gathered in one call: small against a pool, large against the 0.1 ms that a call costs
+CHUNK_BYTES = 2**25  # gathered in one call: small against a pool, large against the 0.1 ms that a call costs
 CHUNK_STEPS = 128
 PARALLEL_CHUNKS = min(4, os.cpu_count() or 1)  # gathers in flight; one copies about 4 GB/s
 

@@ -135,7 +135,7 @@ def _ahead(manifest: Manifest, pieces: Sequence[Piece], options: LoadOptions) ->
     kept = 2 * options.pool + _MORE
     if not options.stream:
         kept = min(kept, _MOST_MAPS) if options.shuffle else _MAPS_AT_RANDOM
-        return Ahead(manifest, pieces, mapping(nbytes), kept)
+        return Ahead(manifest, pieces, mapping(nbytes, ahead=options.shuffle), kept)
     needed, there = min(kept, len(pieces)) * most * nbytes, free_bytes(HOST)
     if there is not None and needed > there:
         raise OptionError(

@@ -22,7 +22,7 @@ from .windows import Int64s
 # Windows this large are copied one by one. Smaller ones that have a record each are taken with it, in blocks that stay
 # in the second-level cache, since `take` into given memory is the fastest copy of scattered rows that NumPy has.
 _LARGE_WINDOW = 2**14
-_BLOCK_BYTES = 2**17
+_BLOCK_BYTES = 2**18
 
 
 def columns_of(
@@ -51,12 +51,18 @@ class Gatherer:
         self._layout, self._columns, self._records = manifest.layout, columns, records
         self._fields = [manifest.layout.field(column.name) for column in columns]
         self._shared = manifest.window.per_record > 1
+        self._large = [not self._shared and field.nbytes >= _LARGE_WINDOW for field in self._fields]
         self._local = threading.local()
         self._block = max(1, _BLOCK_BYTES // self._layout.record_bytes)
         self._whole = 2 * sum(column.nbytes for column in columns) >= self._layout.record_bytes < _LARGE_WINDOW
 
     def gather(self, pieces: Int64s, rows: Int64s, outs: Sequence[np.ndarray]) -> None:
         """outs[c][j] = column c of window rows[j] of piece pieces[j]; outs[c] is a contiguous (n, *shape of c)."""
+        for field, out, large in zip(self._fields, outs, self._large, strict=True):
+            if large:
+                self._copy_large(field, pieces, rows, out)
+        if all(self._large):
+            return
         narrow = np.min_scalar_type(int(pieces.max()))  # NumPy sorts 8 and 16 bits several times faster than 64
         order = np.argsort(pieces.astype(narrow), kind="stable")
         copy: Any = self._copy_shared if self._shared else self._copy_blocks if self._whole else self._copy_fields
@@ -67,15 +73,17 @@ class Gatherer:
             copy(self._records(int(pieces[chosen[0]])), rows[chosen], chosen, outs)
             begin = end
 
+    def _copy_large(self, field: Field, pieces: Int64s, rows: Int64s, out: np.ndarray) -> None:
+        data = {
+            i: self._records(i).raw[:, field.offset : field.offset + field.nbytes] for i in np.unique(pieces).tolist()
+        }
+        for target, i, row in zip(_bytes(out), pieces.tolist(), rows.tolist(), strict=True):
+            target[:] = data[i][row]
+
     def _copy_fields(self, piece: "Records", rows: Int64s, places: Int64s, outs: Sequence[np.ndarray]) -> None:
-        for field, out in zip(self._fields, outs, strict=True):
-            data = piece.raw[:, field.offset : field.offset + field.nbytes]
-            if field.nbytes < _LARGE_WINDOW:
-                out[places] = field.of(data[rows])
-                continue
-            raw = _bytes(out)
-            for place, row in zip(places.tolist(), rows.tolist(), strict=True):
-                raw[place] = data[row]
+        for field, out, large in zip(self._fields, outs, self._large, strict=True):
+            if not large:
+                out[places] = field.of(piece.raw[:, field.offset : field.offset + field.nbytes][rows])
 
     def _copy_blocks(self, piece: "Records", rows: Int64s, places: Int64s, outs: Sequence[np.ndarray]) -> None:
         room = getattr(self._local, "room", None)
