@@ -6,7 +6,6 @@ numbers of windows, int64 (B,)  ------->  rows of their blocks of steps, (B, len
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,18 +15,15 @@ from shards.dataset import Windows
 from shards.errors import OptionError
 from shards.features import Feature
 from shards.manifest import Manifest
-from shards.pieces import Piece
-from shards.windows import Int64s
 
 from .capacity import HOST, check_memory, too_large
 from .chunks import Numbers, epoch_function
 from .distribute import with_course
 from .epochs import Course, Place, numbering, plain, starts
 from .options import LoadOptions
-from .order import FixedOrder, Order, ShuffledOrder
 from .placed import placed
-from .raw_steps import Places, RawSteps, part_of, place, read_raw_steps
-from .steps import Steps
+from .raw_steps import RawSteps, read_raw_steps
+from .shares import Share
 from .targets import Batch
 
 Make = Callable[[int, int, str], tf.data.Dataset]  # (part, parts, device) -> what `resident` gives for this part
@@ -149,41 +145,6 @@ def resident(
         return finish(gather(some))
 
     return placed(numbers, batch, device, batches)
-
-
-@dataclass(frozen=True)
-class Share:
-    """What a replica holds and draws from: the windows of ascending `numbers`, and which of them its steps take."""
-
-    numbers: Int64s
-    places: Places
-    order: Order
-    windows: Sequence[int]  # of each piece of the order
-    steps: Steps
-
-
-def shares(
-    chosen: Windows, manifest: Manifest, whole: Steps, pieces: Sequence[Piece], order: Order, options: LoadOptions
-) -> list[Share]:
-    """The share of each replica: of all windows as in any stream, or its own part of them, in an order of its own."""
-    where, replicas = chosen.provenance(), options.replicas
-    episode, start = where["episode"], where["start"]
-    if replicas == 1 or options.resident == "copy":
-        places, every = place(episode, start, manifest.window), np.arange(len(chosen))
-        windows = [piece.windows for piece in pieces]
-        each = [replace(whole, part=part, parts=replicas) for part in range(replicas)]
-        return [Share(every, places, order, windows, steps) for steps in each]
-    along = np.lexsort((start, episode))
-    found = []
-    for part in range(replicas):
-        mine = part_of(along, part, replicas, repeat=whole.remainder == "repeat")
-        places = place(episode[mine], start[mine], manifest.window)
-        if options.shuffle:
-            own: Order = ShuffledOrder(np.array([len(mine)]), options.seed, 1)
-        else:
-            own = FixedOrder(np.zeros_like(mine), np.lexsort((start[mine], episode[mine])))
-        found.append(Share(mine, places, own, [len(mine)], Steps(len(mine), whole.batch // replicas, whole.remainder)))
-    return found
 
 
 def reside(

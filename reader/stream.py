@@ -25,7 +25,8 @@ from .epochs import Course, Place, counted, numbering, starts
 from .finish import finishing
 from .options import LoadOptions, Resident
 from .order import MAX_POOL_WINDOWS, FixedOrder, Order, ShuffledOrder
-from .resident import reside, shares
+from .resident import reside
+from .shares import shares
 from .steps import Remainder, Steps
 from .targets import Batch, Targets
 
@@ -54,27 +55,39 @@ def load(
     resident: Resident = False,
     strategy: tf.distribute.Strategy | None = None,
 ) -> Any:
-    """The windows of one split as a finite `tf.data.Dataset` of batches; each iteration over it is one epoch.
+    """The windows of one split as a `tf.data.Dataset` of batches; each iteration over it is one epoch.
 
     An element is a dict {feature: (B, length, ...)}, or (B,) of values of the whole episode; the array of a `.npy`
-    episode is called "window". B is batch_size but for a last smaller batch, which drop_remainder=True leaves out.
-    Where windows may be padded, the dict also has "valid", int64 (B,): how many steps are real; and "mask", bool (B,
-    length): which ones. With provenance=True it has "episode" (its number in episodes.csv) and "start" (first step),
-    int64 (B,).
+    episode is called "window". B is batch_size, but for a last smaller batch, see `remainder`. Where windows may be
+    padded, the dict also has "valid", int64 (B,): how many steps are real; and "mask", bool (B, length): which ones.
+    With provenance=True it has "episode" (its number in episodes.csv) and "start" (first step), int64 (B,).
 
+    What is returned knows its `steps_per_epoch`, and `seek(epoch, step)` says where its next iteration begins.
+
+    batch_size: the global batch, which all replicas share.
     shuffle: every window once per epoch, in an order that (seed, number of the epoch) alone decide; False gives the
         order of episodes and starts.
+    epochs: of one iteration; for ever if None. The next iteration goes on with the epoch after them.
+    start_step: the global step to begin with: epoch start_step // steps_per_epoch. Nothing before it is read. `fit`
+        looks at a batch beforehand, in an iteration of its own: for `fit`, see `Resume`.
     features: those to deliver, in this order; all of them if None.
     targets: None for the dict; "same" for (x, x); a feature's name for (x, y), y being that feature, such as a label;
         a number h for (x, y), y being the last h steps; or a function of the dict. x and y are bare tensors where there
         is one feature. Where windows may be padded and y goes along time, it is (x, y, weights): 0 for a step that is
         not real, else 1. If y is a value of the episode, x has the mask.
+    remainder: what becomes of windows after the last full batch: "keep" them as a smaller batch (the default of one
+        replica), "drop" them, or "repeat" the first windows of the same epoch until it is full (of several).
     normalize: standardize float features along time, (x - mean) / std, with the statistics of the training split: all
         of them (True, so those in y as well) or those named.
     map_fn: a function from dict to dict, applied to whole batches in parallel, after normalize and before targets.
-    pool: so many shards are shuffled together. The windows of one shard already come from all over the split.
+    pool: so many pieces are shuffled together. A piece is 4 MiB of a shard, whose windows come from all over the split;
+        or a whole shard if it is smaller, or if its records hold several windows.
+    stream: read pieces in one go each, two pools at most in memory, instead of mapping files.
+    resident: hold the raw steps in the memory of the device, and gather windows there. True: each replica its own part
+        of the windows; "copy": each all of them. What is returned is then no `tf.data.Dataset`, but iterated like one.
+    strategy: each of its replicas gets an equal part of each batch on its own device.
 
-    With one GPU, batches are prefetched onto it.
+    With one GPU and no strategy, batches are prefetched onto the GPU.
     Errors: OptionError; DatasetNotFoundError, SplitNotFoundError, ManifestError, FormatVersionError and ShardError, all
     before the first batch.
     """
@@ -85,7 +98,7 @@ def load(
     source = open_dataset(path)
     manifest, chosen = source.manifest, source[split]
     columns = columns_of(manifest, features, provenance)
-    finish = finishing(manifest, columns, options)
+    finish = finishing(manifest, columns, options)  # mask, normalize, map_fn, targets
     whole = Steps(len(chosen), batch_size, options.rule(len(chosen)))
     course = Course(len(whole), epochs, options.identity(manifest, split, whole.remainder))
     pieces, order = _shuffled(chosen, manifest, options) if shuffle else _sorted(chosen)

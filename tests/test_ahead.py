@@ -115,7 +115,7 @@ def test_a_piece_of_a_url_is_read_through_the_file_systems_of_tensorflow() -> No
     cut = Piece("ram://shards/shard", values.size, 30, 11, 11)
     with pytest.raises(ShardError, match="shard ram://shards/shard was cut short at 400040 bytes; copy the dataset"):
         streaming(10_001, 11)(cut)
-    with pytest.raises(ShardError, match="shard ram://shards/none cannot be read: .*; copy the dataset again"):
+    with pytest.raises(ShardError, match=r"shard ram://shards/none cannot be read: .*; copy the dataset again"):
         streaming(10_001, 30)(Piece("ram://shards/none", values.size, 3, 30, 30))
 
 
