@@ -1,6 +1,7 @@
 """Pieces of shards on their way into memory: mapped or streamed, a pool ahead of the windows that are gathered."""
 
 import mmap
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +16,7 @@ from shards.errors import ShardError
 from shards.gather import Records
 from shards.manifest import Manifest
 from shards.memory import Buffers
-from shards.pieces import Piece, map_piece
+from shards.pieces import PIECE_BYTES, Piece, map_piece
 from shards.windows import Int64s
 
 Read = Callable[[Piece], NDArray[np.uint8]]  # the (records, record_bytes) of a piece; may raise ShardError
@@ -36,6 +37,7 @@ class Ahead:
         def records(i: int) -> Records:
             return Records.of(manifest, pieces[i], read(pieces[i]))
 
+        weakref.finalize(self, executor.shutdown, wait=False, cancel_futures=True)
         self._lock, self._keep = Lock(), keep
         self._read: Callable[[int], Future[Records]] = lambda i: executor.submit(records, i)
         self._reading: OrderedDict[int, Future[Records]] = OrderedDict()  # the last asked for comes last
@@ -67,7 +69,7 @@ def mapping(record_bytes: int, ahead: bool = True) -> Read:
 
     def read(piece: Piece) -> NDArray[np.uint8]:
         records = map_piece(piece, record_bytes, ahead)
-        if ahead:
+        if ahead and records.nbytes <= 2 * PIECE_BYTES:  # a whole shard of shared records is too much at once
             records.reshape(-1)[:: mmap.PAGESIZE].max()
         return records
 

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator  # which has no public name
 
-from .epochs import Course, Place
+from .epochs import Course, StreamPosition
 
 Pack = Callable[[Sequence[tf.Tensor]], Any]
 
@@ -18,7 +18,7 @@ class Batches(tf.data.Dataset):  # type: ignore[misc]
     One that begins in the middle of an epoch has fewer. `course` says how the steps go on.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, batches: int | None, place: Place, course: Course) -> None:
+    def __init__(self, dataset: tf.data.Dataset, batches: int | None, place: StreamPosition, course: Course) -> None:
         self._dataset, self._batches, self._place, self.course = dataset, batches, place, course
         super().__init__(dataset._variant_tensor)
 

@@ -27,11 +27,10 @@ class Chunks:
     """The windows of this part of the steps [step, step + `every`) of an epoch are a chunk."""
 
     def __init__(
-        self, gatherer: Gatherer, pieces: Ahead, order: Order, columns: Sequence[Feature], steps: Steps
+        self, gatherer: Gatherer, pieces: Ahead, order: Order, columns: Sequence[Feature], steps: Steps, every: int
     ) -> None:
         self._gatherer, self._pieces, self._order = gatherer, pieces, order
-        self.columns, self.steps = columns, steps
-        self.every = steps_per_chunk(steps.part_batch * sum(column.nbytes for column in columns))
+        self.columns, self.steps, self.every = columns, steps, every
         idle = PARALLEL_CHUNKS + 4  # those being filled, one prefetched, and some that batches still hold
         self._buffers = [Buffers(self.every * steps.part_batch * column.nbytes, idle) for column in columns]
 
@@ -40,7 +39,8 @@ class Chunks:
         positions = self.steps.positions(step, step + self.every)
         pieces, rows = self._order.at(epoch, positions)
         self._pieces.expect(np.unique(pieces))  # side by side, and before those of the next pool
-        self._pieces.expect(self._order.ahead(epoch, int(positions[-1])))
+        last = min((step + self.every) * self.steps.batch, self.steps.windows) - 1  # which "repeat" goes beyond
+        self._pieces.expect(self._order.ahead(epoch, last))
         outs = [
             buffers.array((len(positions), *column.shape), column.numpy_dtype)
             for buffers, column in zip(self._buffers, self.columns, strict=True)

@@ -26,7 +26,12 @@ def distribute(strategy: tf.distribute.Strategy, pipeline: Pipeline) -> Any:
         return made[-1]
 
     distributed = strategy.distribute_datasets_from_function(batches)
-    return with_course(distributed, made[0].course, made[0].seek)
+
+    def seek(epoch: int, step: int = 0) -> None:
+        for each in made:
+            each.seek(epoch, step)
+
+    return with_course(distributed, made[0].course, seek)
 
 
 def with_course(distributed: Any, course: Course, seek: Callable[[int, int], None]) -> Any:

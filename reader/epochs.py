@@ -34,12 +34,13 @@ class Course:
 
     def at(self, epoch: int, step: int) -> tuple[int, int]:
         """The (epoch, step) that this is: steps beyond an epoch are of the next. Errors: OptionError."""
-        if min(epoch, step) < 0:
-            raise OptionError(f"a stream cannot begin with step {step} of epoch {epoch}: they count from 0")
+        for number in (epoch, step):
+            if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < 0:
+                raise OptionError(f"a stream cannot begin with step {step!r} of epoch {epoch!r}: they count from 0")
         return int(epoch + step // self.steps_per_epoch), int(step % self.steps_per_epoch)
 
 
-class Place:
+class StreamPosition:
     """The epoch and the step in it with which the next iteration of a dataset begins; each iteration moves it on."""
 
     def __init__(self, epoch: int, step: int, epochs: int) -> None:
@@ -59,7 +60,7 @@ class Place:
         return np.int64(epoch), np.int64(step)
 
 
-def starts(place: Place) -> tf.data.Dataset:
+def starts(place: StreamPosition) -> tf.data.Dataset:
     """One element, (epoch, step): where this iteration begins."""
 
     def take(_: tf.Tensor) -> tuple[tf.Tensor, ...]:

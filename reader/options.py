@@ -14,7 +14,7 @@ from shards.manifest import Manifest
 from .steps import REMAINDERS, Remainder
 from .targets import Batch, Targets
 
-Resident = bool | Literal["copy"]
+ResidentMode = bool | Literal["copy"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class LoadOptions:
     map_fn: Callable[[Batch], Any] | None = None
     pool: int = 64
     stream: bool = False
-    resident: Resident = False
+    resident: ResidentMode = False
     strategy: tf.distribute.Strategy | None = None
 
     def __post_init__(self) -> None:
@@ -45,7 +45,8 @@ class LoadOptions:
             number = getattr(self, option)
             if option == "epochs" and number is None:
                 continue
-            if not isinstance(number, int | np.integer) or isinstance(number, bool) or not least <= number < 2**63:
+            most = 2**31 if option == "epochs" else 2**63
+            if not isinstance(number, int | np.integer) or isinstance(number, bool) or not least <= number < most:
                 raise OptionError(f"{option} must be a whole number of {least} or more, not {number!r}")
             object.__setattr__(self, option, int(number))
         for option in ("shuffle", "provenance", "stream"):
@@ -82,11 +83,9 @@ class LoadOptions:
     def identity(self, manifest: Manifest, split: str, rule: Remainder) -> str:
         """What decides which windows are in which global batch, in words: it is the same for any replicas."""
         order = f"seed={self.seed} pool={self.pool}" if self.shuffle else "shuffle=False"
+        left = f" remainder={rule}" if manifest.split(split).windows % self.batch_size else ""
         parts = f" parts={self.replicas}" if self.resident is True and self.replicas > 1 else ""
-        return (
-            f"dataset={manifest.fingerprint[:16]} split={split} batch_size={self.batch_size} remainder={rule}"
-            f" {order}{parts}"
-        )
+        return f"dataset={manifest.fingerprint[:16]} split={split} batch_size={self.batch_size}{left} {order}{parts}"
 
     def rule(self, windows: int) -> Remainder:
         """What becomes of windows that are no full global batch, out of so many. Errors: OptionError."""
@@ -98,4 +97,4 @@ class LoadOptions:
                 f'remainder="keep" gives {self.replicas} replicas unequal parts of the last {left} windows:'
                 ' choose "drop" or "repeat"'
             )
-        return self.remainder or ("keep" if self.replicas == 1 else "repeat")
+        return self.remainder or ("keep" if self.strategy is None else "repeat")

@@ -16,10 +16,10 @@ from shards.errors import OptionError
 from shards.features import Feature
 from shards.manifest import Manifest
 
-from .capacity import HOST, check_memory, too_large
+from .capacity import HOST, too_large
 from .chunks import Numbers, epoch_function
 from .distribute import with_course
-from .epochs import Course, Place, numbering, plain, starts
+from .epochs import Course, StreamPosition, numbering, plain, starts
 from .options import LoadOptions
 from .placed import placed
 from .raw_steps import RawSteps, read_raw_steps
@@ -70,9 +70,10 @@ class _Held:
             array = np.concatenate([every, np.zeros(len(every) % 2, np.uint8)]).view(held.as_numpy_dtype)
         elif held != self._dtype:
             array = array.reshape(len(array), -1).view(held.as_numpy_dtype)
-        pairs = np.arange((self._row_bytes + 1) // 2)
         try:
-            self._array, self._pairs = _put(array, device), _put(pairs, device)
+            self._array = _put(array, device)
+            if self._odd:
+                self._pairs = _put(np.arange((self._row_bytes + 1) // 2), device)
         except tf.errors.ResourceExhaustedError as error:
             raise OptionError(too_large([array.nbytes], device, "has not as much in one piece")) from error
 
@@ -156,15 +157,13 @@ def reside(
     options: LoadOptions,
     course: Course,
 ) -> Any:
-    """What `load` returns where raw steps are held by the devices. Errors: OptionError if they do not fit."""
-    devices = devices_of(options.strategy)
-    starting: list[Place] = []
-    check_memory([share.places.nbytes(columns) for share in each], devices)
+    """What `load` returns where raw steps are held by the devices. Errors: OptionError."""
+    starting: list[StreamPosition] = []
 
     def make(part: int, parts: int, device: str) -> tf.data.Dataset:
         share = each[part]
         raw = read_raw_steps(chosen, manifest, columns, share.numbers, share.places)
-        begin = Place(*course.at(0, options.start_step), options.epochs or 1)
+        begin = StreamPosition(*course.at(0, options.start_step), options.epochs or 1)
         starting.append(begin)
         numbers = Numbers(share.order, share.windows, share.steps)
 

@@ -206,6 +206,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         first = {name: [parts[:1] for parts in getattr(saved, name)] for name in ("state", "metrics")}
         some = tf.train.Checkpoint(epoch=saved.epoch, step=saved.step, shared=saved.shared, **first)
         some.restore(newest).expect_partial().assert_existing_objects_matched()
+        saved.save_counter.assign(int(newest.rpartition("-")[2]))  # the next is written beside this one
         for parts in saved.state:
             for part in parts[1:]:
                 part.assign(parts[0].read_value())

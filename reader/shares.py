@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shards.dataset import Windows
+from shards.keyed_hash import keyed_hash
 from shards.manifest import Manifest
 from shards.pieces import Piece
 from shards.windows import Int64s
@@ -41,10 +42,11 @@ def shares(
     along = np.lexsort((start, episode))
     found = []
     for part in range(replicas):
-        mine = part_of(along, part, replicas, repeat=whole.remainder == "repeat")
+        mine = part_of(along, part, replicas, repeat=whole.remainder != "keep")
         places = place(episode[mine], start[mine], manifest.window)
         if options.shuffle:
-            own: Order = ShuffledOrder(np.array([len(mine)]), options.seed, 1)
+            seed = int(keyed_hash(np.array([part]), options.seed)[0] >> np.uint64(1))  # or all would shuffle alike
+            own: Order = ShuffledOrder(np.array([len(mine)]), seed, 1)
         else:
             own = FixedOrder(np.zeros_like(mine), np.lexsort((start[mine], episode[mine])))
         found.append(Share(mine, places, own, [len(mine)], Steps(len(mine), whole.batch // replicas, whole.remainder)))

@@ -1,5 +1,6 @@
 """The whole path from shards to training batches, in one function: `load`."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from shards.dataset import Windows, open_dataset
 from shards.errors import OptionError
+from shards.features import Feature
 from shards.gather import Gatherer, columns_of
 from shards.manifest import Manifest
 from shards.pieces import Piece, cut_shards, whole_shards
@@ -17,22 +19,21 @@ from shards.text import format_bytes
 
 from .ahead import Ahead, mapping, streaming
 from .batches import Batches
-from .capacity import HOST, free_bytes
-from .chunks import Chunks, epoch_function
+from .capacity import HOST, free_bytes, misfit
+from .chunks import PARALLEL_CHUNKS, Chunks, epoch_function, steps_per_chunk
 from .device import only_gpu, prefetch
 from .distribute import distribute
-from .epochs import Course, Place, counted, numbering, starts
+from .epochs import Course, StreamPosition, counted, numbering, starts
 from .finish import finishing
-from .options import LoadOptions, Resident
+from .options import LoadOptions, ResidentMode
 from .order import MAX_POOL_WINDOWS, FixedOrder, Order, ShuffledOrder
-from .resident import reside
+from .resident import devices_of, reside
 from .shares import shares
 from .steps import Remainder, Steps
 from .targets import Batch, Targets
 
 _MAPS_AT_RANDOM = 128  # mapped shards kept where the order jumps among all; each holds a file descriptor
-_MOST_MAPS = 512  # of the 1024 descriptors that a process often may have
-_MORE = 8  # pieces besides those of two pools: chunks are filled side by side
+_MOST_MAPS = 256  # of a stream; a process often may have 1024 descriptors
 
 
 def load(
@@ -52,17 +53,18 @@ def load(
     map_fn: Callable[[Batch], Any] | None = None,
     pool: int = 64,
     stream: bool = False,
-    resident: Resident = False,
+    resident: ResidentMode = False,
     strategy: tf.distribute.Strategy | None = None,
 ) -> Any:
-    """The windows of one split as a `tf.data.Dataset` of batches; each iteration over it is one epoch.
+    """The windows of one split as a dataset of batches; each iteration over it is one epoch.
 
     An element is a dict {feature: (B, length, ...)}, or (B,) of values of the whole episode; the array of a `.npy`
     episode is called "window". B is batch_size, but for a last smaller batch, see `remainder`. Where windows may be
     padded, the dict also has "valid", int64 (B,): how many steps are real; and "mask", bool (B, length): which ones.
     With provenance=True it has "episode" (its number in episodes.csv) and "start" (first step), int64 (B,).
 
-    What is returned knows its `steps_per_epoch`, and `seek(epoch, step)` says where its next iteration begins.
+    What is returned is a `tf.data.Dataset`, or with a strategy a distributed dataset, which `fit` and loops
+    take alike. It knows its `steps_per_epoch`, and `seek(epoch, step)` says where its next iteration begins.
 
     batch_size: the global batch, which all replicas share.
     shuffle: every window once per epoch, in an order that (seed, number of the epoch) alone decide; False gives the
@@ -75,8 +77,8 @@ def load(
         a number h for (x, y), y being the last h steps; or a function of the dict. x and y are bare tensors where there
         is one feature. Where windows may be padded and y goes along time, it is (x, y, weights): 0 for a step that is
         not real, else 1. If y is a value of the episode, x has the mask.
-    remainder: what becomes of windows after the last full batch: "keep" them as a smaller batch (the default of one
-        replica), "drop" them, or "repeat" the first windows of the same epoch until it is full (of several).
+    remainder: what becomes of windows after the last full batch: "keep" them as a smaller batch (the default without a
+        strategy), "drop" them, or "repeat" the first windows of the same epoch until it is full (that of any strategy).
     normalize: standardize float features along time, (x - mean) / std, with the statistics of the training split: all
         of them (True, so those in y as well) or those named.
     map_fn: a function from dict to dict, applied to whole batches in parallel, after normalize and before targets.
@@ -85,6 +87,7 @@ def load(
     stream: read pieces in one go each, two pools at most in memory, instead of mapping files.
     resident: hold the raw steps in the memory of the device, and gather windows there. True: each replica its own part
         of the windows; "copy": each all of them. What is returned is then no `tf.data.Dataset`, but iterated like one.
+        If they do not fit, a warning says so, and batches are read from the shards.
     strategy: each of its replicas gets an equal part of each batch on its own device.
 
     With one GPU and no strategy, batches are prefetched onto the GPU.
@@ -100,18 +103,24 @@ def load(
     columns = columns_of(manifest, features, provenance)
     finish = finishing(manifest, columns, options)  # mask, normalize, map_fn, targets
     whole = Steps(len(chosen), batch_size, options.rule(len(chosen)))
-    course = Course(len(whole), epochs, options.identity(manifest, split, whole.remainder))
     pieces, order = _shuffled(chosen, manifest, options) if shuffle else _sorted(chosen)
     if resident:
         each = shares(chosen, manifest, whole, pieces, order, options)
+        problem = misfit([share.places.nbytes(columns) for share in each], devices_of(strategy))
+        if problem is not None:
+            warnings.warn(f"{problem}. Until then, batches are read from the shards", stacklevel=2)
+            options = replace(options, resident=False)
+    course = Course(len(whole), epochs, options.identity(manifest, split, whole.remainder))
+    if options.resident:
         return reside(chosen, manifest, columns, finish, each, options, course)
 
     def batches(part: int, parts: int, sharing: int) -> Batches:
         """What part `part` of `parts` of the global batches is: a batch for each of the replicas that share it."""
         steps = replace(whole, part=part, parts=parts)
-        place = Place(*course.at(0, start_step), epochs or 1)
-        records = _ahead(manifest, pieces, options)
-        chunks = Chunks(Gatherer(manifest, columns, records), records, order, columns, steps)
+        place = StreamPosition(*course.at(0, start_step), epochs or 1)
+        every = _every(manifest, pieces, columns, steps, options)
+        records = _ahead(manifest, pieces, every * batch_size, options, alone=parts == 1)
+        chunks = Chunks(Gatherer(manifest, columns, records), records, order, columns, steps, every)
         count = None if epochs is None else epochs * len(steps) * sharing
 
         dataset = starts(place)  # (epoch, step) where this iteration begins
@@ -142,13 +151,29 @@ def _sorted(chosen: Windows) -> tuple[list[Piece], Order]:
     return whole_shards(chosen.folder, chosen.split.shards), FixedOrder(shards, places - firsts[shards])
 
 
-def _ahead(manifest: Manifest, pieces: Sequence[Piece], options: LoadOptions) -> Ahead:
-    """Two pools of pieces, that which is read from and the next, and a few for the chunks under way."""
+def _every(
+    manifest: Manifest, pieces: Sequence[Piece], columns: Sequence[Feature], steps: Steps, options: LoadOptions
+) -> int:
+    """Steps of a chunk: few enough bytes, and little enough of a pool that all chunks under way lie in two."""
+    window_bytes = sum(column.nbytes for column in columns)
+    if manifest.window.per_record == 1:
+        window_bytes = max(window_bytes, manifest.layout.record_bytes)
+    pool = sum(piece.windows for piece in pieces) * min(options.pool, len(pieces)) // len(pieces)
+    fitting = max(1, pool // (PARALLEL_CHUNKS * options.batch_size)) if options.shuffle else len(steps)
+    return min(steps_per_chunk(steps.part_batch * window_bytes), fitting)
+
+
+def _ahead(manifest: Manifest, pieces: Sequence[Piece], chunk_windows: int, options: LoadOptions, alone: bool) -> Ahead:
+    """Two pools of pieces, that which is read from and the next, and those of the chunks under way.
+
+    Of mapped pieces, a worker that is not alone needs but a part: it lets them be read where it comes to them.
+    """
     nbytes, most = manifest.layout.record_bytes, max(piece.records for piece in pieces)
-    kept = 2 * options.pool + _MORE
+    in_chunk = -(-chunk_windows * len(pieces) // sum(piece.windows for piece in pieces))
+    kept = 2 * options.pool + (PARALLEL_CHUNKS + 1) * in_chunk
     if not options.stream:
         kept = min(kept, _MOST_MAPS) if options.shuffle else _MAPS_AT_RANDOM
-        return Ahead(manifest, pieces, mapping(nbytes, ahead=options.shuffle), kept)
+        return Ahead(manifest, pieces, mapping(nbytes, ahead=options.shuffle and alone), kept)
     needed, there = min(kept, len(pieces)) * most * nbytes, free_bytes(HOST)
     if there is not None and needed > there:
         raise OptionError(

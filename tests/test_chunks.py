@@ -216,8 +216,7 @@ def test_chunks_are_the_windows_of_their_steps(
     records = Ahead(dataset.manifest, pieces, mapping(dataset.manifest.layout.record_bytes), keep=2)
     order = ShuffledOrder(np.array([piece.windows for piece in pieces]), seed=5, pool=2)
     steps = Steps(len(order), 6, "repeat", part, parts)
-    chunks = Chunks(Gatherer(dataset.manifest, columns, records), records, order, columns, steps)
-    chunks.every = every
+    chunks = Chunks(Gatherer(dataset.manifest, columns, records), records, order, columns, steps, every)
     for epoch in (0, 3):
         filled = [[a.copy() for a in chunks.fill(epoch, step)] for step in range(0, len(steps), every)]
         windows, episodes, starts = (np.concatenate(arrays) for arrays in zip(*filled, strict=True))

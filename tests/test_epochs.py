@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from reader.epochs import Course, Place, counted, numbering, starts
+from reader.epochs import Course, StreamPosition, counted, numbering, starts
 
 
 def numbers(dataset: tf.data.Dataset, most: int = 200) -> list[tuple[int, int]]:
@@ -14,12 +14,12 @@ def numbers(dataset: tf.data.Dataset, most: int = 200) -> list[tuple[int, int]]:
 
 
 def test_each_iteration_begins_after_the_epochs_of_the_one_before() -> None:
-    place = Place(4, 7, epochs=3)
+    place = StreamPosition(4, 7, epochs=3)
     assert [place.take() for _ in range(3)] == [(4, 7), (7, 0), (10, 0)]
 
 
 def test_a_place_that_is_sought_is_the_next_one() -> None:
-    place = Place(0, 0, epochs=1)
+    place = StreamPosition(0, 0, epochs=1)
     place.take()
     place.seek(9, 2)
     assert [place.take() for _ in range(2)] == [(9, 2), (10, 0)]
@@ -28,14 +28,14 @@ def test_a_place_that_is_sought_is_the_next_one() -> None:
 
 
 def test_places_taken_in_several_threads_are_all_different() -> None:
-    place = Place(0, 5, epochs=2)
+    place = StreamPosition(0, 5, epochs=2)
     with ThreadPoolExecutor(8) as executor:
         taken = list(executor.map(lambda _: place.take(), range(2000)))
     assert sorted(taken) == [(0, 5), *((2 * i, 0) for i in range(1, 2000))]
 
 
 def test_an_iteration_takes_its_place_when_its_first_element_is_asked_for() -> None:
-    place = Place(3, 1, epochs=1)
+    place = StreamPosition(3, 1, epochs=1)
     dataset = starts(place)
     assert [spec.shape for spec in dataset.element_spec] == [(), ()]
     waiting, unused = iter(dataset), iter(dataset)
@@ -46,18 +46,18 @@ def test_an_iteration_takes_its_place_when_its_first_element_is_asked_for() -> N
 
 
 def test_only_the_first_epoch_begins_in_the_middle() -> None:
-    dataset = starts(Place(2, 5, epochs=3)).flat_map(numbering(3))
+    dataset = starts(StreamPosition(2, 5, epochs=3)).flat_map(numbering(3))
     assert numbers(dataset) == [(2, 5), (3, 0), (4, 0)]
     assert numbers(dataset) == [(5, 0), (6, 0), (7, 0)]
 
 
 def test_one_epoch_is_one_pair() -> None:
-    dataset = starts(Place(0, 0, epochs=1)).flat_map(numbering(1))
+    dataset = starts(StreamPosition(0, 0, epochs=1)).flat_map(numbering(1))
     assert [numbers(dataset) for _ in range(3)] == [[(0, 0)], [(1, 0)], [(2, 0)]]
 
 
 def test_epochs_without_an_end_go_on() -> None:
-    dataset = starts(Place(6, 2, epochs=1)).flat_map(numbering(None))
+    dataset = starts(StreamPosition(6, 2, epochs=1)).flat_map(numbering(None))
     assert numbers(dataset, 200) == [(6, 2), *((epoch, 0) for epoch in range(7, 206))]
     assert numbers(dataset, 2) == [(7, 0), (8, 0)]
 

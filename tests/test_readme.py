@@ -48,7 +48,7 @@ def test_the_readme_holds_these_commands() -> None:
         ["python", "-m", "pipeline", "build"],
         ["python", "-m", "shards", "verify"],
     ]
-    assert len(CODE) == 4
+    assert len(CODE) == 6
     assert "SPEED_TABLE" not in README
 
 
@@ -67,6 +67,10 @@ def test_the_python_commands_and_code_run_in_the_order_they_stand(
     assert len(model.history.history["val_loss"]) == 2
     exec(CODE[1], {})
     assert re.fullmatch(r"15\d \(64, 2\) \('e0\d\d\.npy', \d+\)\n", capsys.readouterr().out)
+    exec(CODE[4].replace("epochs=2", "epochs=2, verbose=0"), {})
+    for code in (CODE[5], CODE[5].replace("epochs=2", "epochs=3")):
+        exec(code.replace("shuffle=False", "shuffle=False, verbose=0"), {"model": model})
+    assert model.history.epoch == [2]  # it went on
     (folder / "windows").rename(folder / "older")
     exec(CODE[2], {})
     assert capsys.readouterr().out == "192\n"

@@ -127,6 +127,8 @@ def test_training_goes_on_with_another_number_of_replicas(windows: str, tmp_path
     assert in_process(windows, tmp_path / "run", 1, 1, True, (30, 0.0)) == -signal.SIGKILL
     assert in_process(windows, tmp_path / "run", 1, 1, False, None) == 0
     _, history, epochs, (epoch, step) = pickle.loads((tmp_path / "run.pickle").read_bytes())
+    numbers = [re.findall("[0-9]+", file.name)[0] for file in (tmp_path / "run").glob("ckpt-*.index")]
+    assert numbers == ["66"]  # the first saved after it went on took no name of one saved before
     assert epoch == 1
     assert step >= 6
     assert epochs == [1, 2]
