@@ -70,8 +70,11 @@ def steps_per_chunk(batch_bytes: int) -> int:
     return max(1, min(CHUNK_BYTES // batch_bytes, CHUNK_STEPS))
 
 
-def epoch_function(chunks: Chunks | Numbers, batch_size: int) -> Callable[..., tf.data.Dataset]:
+def epoch_function(chunks: Chunks | Numbers, batch_size: int, alone: bool = True) -> Callable[..., tf.data.Dataset]:
     """The stage (epoch, step) -> {name: (B, length, ...)}, ...: all batches of an epoch from this step on.
+
+    alone: chunks are filled side by side. TensorFlow ends in a crash where a distributed iterator is deleted while two
+    are, so for a strategy they are filled one by one.
 
     TensorFlow keeps every NumPy function until the process ends, so this one does not keep `chunks` alive: the dataset
     that maps it must.
@@ -96,7 +99,7 @@ def epoch_function(chunks: Chunks | Numbers, batch_size: int) -> Callable[..., t
             }
 
         dataset = tf.data.Dataset.range(first, steps, every)  # the first step of each chunk
-        dataset = dataset.map(plain(gather), PARALLEL_CHUNKS, deterministic=True)  # {name: (every * B, length, ...)}
+        dataset = dataset.map(plain(gather), PARALLEL_CHUNKS if alone else None)  # {name: (every * B, length, ...)}
         return dataset.prefetch(1).rebatch(batch_size, drop_remainder=whole)  # {name: (B, length, ...)}, no copy
 
     return plain(epoch_of)  # type: ignore[no-any-return]

@@ -125,7 +125,8 @@ def load(
 
         dataset = starts(place)  # (epoch, step) where this iteration begins
         dataset = dataset.flat_map(numbering(epochs))  # (epoch, its first step)
-        dataset = dataset.flat_map(epoch_function(chunks, steps.part_batch // sharing))  # {name: (B, length, ...)}
+        epoch = epoch_function(chunks, steps.part_batch // sharing, alone=strategy is None)
+        dataset = dataset.flat_map(epoch)  # {name: (B, length, ...)}
         dataset.chunks = chunks  # see epoch_function; whatever is made from this dataset keeps it
         dataset = counted(dataset, count)  # the same
         dataset = dataset.map(finish, tf.data.AUTOTUNE if options.busy else None)  # (x, y)
