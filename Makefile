@@ -38,6 +38,7 @@ bench: install  ## speed and memory beside other systems; about 25 minutes, on a
 	$(RUN) benchmarks/bench_build.py
 	$(RUN) benchmarks/bench_stream.py
 	$(RUN) benchmarks/bench_growth.py
+	$(RUN) benchmarks/bench_shuffle.py
 	$(RUN) benchmarks/bench_overlap.py
 	$(RUN) benchmarks/bench_plan.py
 

@@ -8,8 +8,6 @@ It prints the loss on episodes that were never trained on, beside that of the be
 
 import argparse
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -17,7 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 import tensorflow as tf
-from one_gpu import make_episodes
+from one_gpu import build_shards
 
 from reader import load
 from shards import open_dataset
@@ -41,13 +39,7 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=64, help="of all replicas together")
     parser.add_argument("--replicas", type=int)
     options = parser.parse_args()
-    if options.input is None:
-        options.input = options.folder / "episodes"
-        make_episodes(options.input)
-    shards = options.folder / "shards"
-    command = [sys.executable, "-m", "pipeline", "build", "--input", str(options.input), "--output", str(shards)]
-    command += ["--window_length", "16", "--shift", "4", "--splits", "train=0.8,validation=0.2", "--overwrite"]
-    subprocess.run(command, check=True)
+    shards = build_shards(options.input, options.folder)
 
     strategy = strategy_of(options.replicas)
     keras.utils.set_random_seed(7)

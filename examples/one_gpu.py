@@ -33,6 +33,18 @@ def make_episodes(folder: Path) -> None:
         np.save(folder / f"{episode:03d}.npy", wave.astype(np.float32))
 
 
+def build_shards(episodes: Path | None, folder: Path) -> Path:
+    """The dataset, below `folder`, of these episodes, or of some that are made up; one that is there is replaced."""
+    if episodes is None:
+        episodes = folder / "episodes"
+        make_episodes(episodes)
+    shards = folder / "shards"
+    command = [sys.executable, "-m", "pipeline", "build", "--input", str(episodes), "--output", str(shards)]
+    command += ["--window_length", str(LENGTH), "--shift", "4", "--splits", "train=0.8,validation=0.2", "--overwrite"]
+    subprocess.run(command, check=True)
+    return shards
+
+
 def noisy(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Augmentation: whole batches pass through, (B, length, values)."""
     window = batch["window"]
@@ -47,13 +59,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--mixed", action="store_true", help="compute in bfloat16 what can be")
     options = parser.parse_args()
-    if options.input is None:
-        options.input = options.folder / "episodes"
-        make_episodes(options.input)
-    shards = options.folder / "shards"
-    command = [sys.executable, "-m", "pipeline", "build", "--input", str(options.input), "--output", str(shards)]
-    command += ["--window_length", str(LENGTH), "--shift", "4", "--splits", "train=0.8,validation=0.2", "--overwrite"]
-    subprocess.run(command, check=True)
+    shards = build_shards(options.input, options.folder)
 
     keras.utils.set_random_seed(7)
     if options.mixed:

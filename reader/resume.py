@@ -74,8 +74,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         self._prepare()
         self.began, newest = None, self._manager.latest_checkpoint
         if newest is not None:
-            self._compare(newest)
-            self._restore(newest)
+            self._restore(newest, replicas=self._compare(newest))
             self.began = int(self._epoch.numpy()), int(self._step.numpy())
             self._running = [part.numpy() for part in self._metrics]
         self.model._initial_epoch = self.began and self.began[0]  # as Keras's own BackupAndRestore does
@@ -173,8 +172,11 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
             for left in tf.io.gfile.glob(os.path.join(self._folder, pattern)):
                 remove(left)
 
-    def _compare(self, newest: str) -> None:
-        """Errors: OptionError if this checkpoint is none of ours, or of another model or stream."""
+    def _compare(self, newest: str) -> int:
+        """How many replicas wrote this checkpoint.
+
+        Errors: OptionError if it is none of ours, or of another model or stream.
+        """
         other = f" or choose another folder than {self._folder}, which holds the checkpoint of another training"
         try:
             about = json.loads(tf.train.load_checkpoint(newest).get_tensor("about/.ATTRIBUTES/VARIABLE_VALUE"))
@@ -195,11 +197,11 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
                 f"the stream differs from that of the checkpoint: it is {self._about['identity']}, and was"
                 f" {about['identity']}. Load the same dataset in the same way,{other}"
             )
+        return int(about["replicas"])
 
-    def _restore(self, newest: str) -> None:
+    def _restore(self, newest: str, replicas: int) -> None:
         """Of as many replicas as there were, each goes on with what was its own; of others, with that of the first."""
-        about = json.loads(tf.train.load_checkpoint(newest).get_tensor("about/.ATTRIBUTES/VARIABLE_VALUE"))
-        if about["replicas"] == self._about["replicas"]:
+        if replicas == self._about["replicas"]:
             self._checkpoint.restore(newest).assert_consumed()
             return
         saved = self._checkpoint
