@@ -25,11 +25,12 @@ import numpy as np
 
 from machine import describe_machine, write_results
 from pipeline import BuildOptions, build
-from pipeline.draft import stage_plan
 from pipeline.episodes import tabulate
+from pipeline.files import FileState
 from pipeline.inputs import EpisodeFile
 from pipeline.job import plan_episodes
 from pipeline.source import SourceHeader, read_source_header
+from pipeline.staging import stage_plan
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,9 @@ def measure_plan(episodes: int, folder: str) -> Plan:
     """Plan so many episodes, in this process, in which nothing else should have run."""
     steps = np.random.default_rng(0).integers(100, 2000, episodes)
     begin = time.perf_counter()
-    files = [EpisodeFile("/data/", f"robot/{i // 1000:05d}/episode_{i:09d}.npy", 0) for i in range(episodes)]
+    files = [
+        EpisodeFile("/data/", f"robot/{i // 1000:05d}/episode_{i:09d}.npy", FileState(0, 0)) for i in range(episodes)
+    ]
     planned = plan_episodes(_options(folder), tabulate(files, _headers(steps)))
     assert planned.manifest.source.episodes == episodes
     planned_at = time.perf_counter()

@@ -49,7 +49,7 @@ def _parser() -> Command:
         if run is _plan:
             command.add_argument("--json", action="store_true", help="print JSON")
         else:
-            command.set_defaults(interrupted="; no dataset was written. Run the same command again to build it")
+            command.set_defaults(interrupted="; run the same command again, and it goes on with what is finished")
     return parser
 
 
@@ -80,7 +80,8 @@ def _add_options(command: argparse.ArgumentParser) -> None:
     add("--workers", type=int, metavar="N", help="local processes (default: one a core)")
     add("--on_error", default="fail", choices=("fail", "skip"), help="for files that cannot be used (default: fail)")
     add("--nonfinite", default="warn", choices=("warn", "fail"), help="for NaN and infinity (default: warn)")
-    add("--overwrite", action="store_true", help="replace a dataset that is already there")
+    add("--overwrite", action="store_true", help="replace a dataset, or an unfinished build, that is already there")
+    add("--report", metavar="FILE", help="write what each stage took in and gave out, bytes and milliseconds, as JSON")
     add("--verbose", action="store_true", help="show Beam's log")
 
 
@@ -109,6 +110,7 @@ def _options(parsed: argparse.Namespace) -> BuildOptions:
         on_error=parsed.on_error,
         nonfinite=parsed.nonfinite,
         overwrite=parsed.overwrite,
+        report=parsed.report,
         beam_args=tuple(parsed.beam_args),
         verbose=parsed.verbose,
     )

@@ -1,16 +1,11 @@
-"""The planned dataset: everything about it but the shards' digests, and the files that hand the plan to the workers.
+"""The planned dataset: everything about it but the shards' digests and statistics."""
 
-A job's plan does not travel through Beam: it lies in the output's staging folder, where each worker reads the lines of
-the shards that it is given. So the job's graph and its messages stay small however many episodes there are.
-"""
-
-import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,20 +14,17 @@ from shards.episode_table import EpisodeRow, format_episodes
 from shards.features import Feature
 from shards.manifest import Manifest, Shard, Source, Split, Splitting
 from shards.manifest_file import FORMAT_VERSION, format_manifest
-from shards.naming import EPISODES, ShardName
+from shards.naming import STAGING, ShardName
 from shards.record import RecordLayout, record_layout
-from shards.tfds import tfds_files
 from shards.windows import WindowSpec
 
 from .episodes import Episodes
-from .files import delete_folder, is_remote, join, make_folder, read_file, write_file
+from .files import FileState, is_remote, join
 from .options import BuildOptions
 from .plan import SplitPlan
+from .tally import Tally
 from .tasks import Recipe, ShardTask, SourceEpisode, Span
 
-#: The folder in the output where a build keeps its files until the dataset is whole.
-STAGING = "incomplete.tmp"
-_DRAFT, _TASKS, _TASK_INDEX = "draft.json", "tasks.jsonl", "tasks.index.json"
 _NO_DIGEST = "0" * 64
 
 
@@ -40,7 +32,7 @@ _NO_DIGEST = "0" * 64
 class DatasetPlan:
     """What a build will write: the options, how windows are cut, the episodes, and each split's plan.
 
-    `groups` are the names of the episodes' groups, if there are any.
+    `groups` are the names of the episodes' groups, if there are any; `tally` says what planning took.
     """
 
     options: BuildOptions
@@ -48,6 +40,7 @@ class DatasetPlan:
     episodes: Episodes
     groups: Sequence[str] | None
     splits: tuple[SplitPlan, ...]
+    tally: Tally = field(default_factory=Tally, compare=False)
 
     @cached_property
     def features(self) -> tuple[Feature, ...]:
@@ -67,8 +60,40 @@ class DatasetPlan:
 
     @property
     def staging(self) -> str:
-        """The folder where the build keeps its files until the dataset is whole."""
-        return join(self.output, STAGING)
+        """The folder where builds of this very plan keep their files until the dataset is whole."""
+        return join(self.output, STAGING, self.key)
+
+    @cached_property
+    def key(self) -> str:
+        """What two plans have in common whose builds may go on with each other's shards, and no others."""
+        states = self.episodes.states[self.used]
+        key = sha256(f"{self.manifest.fingerprint} {self.options.nonfinite} ".encode() + states.astype("<i8").tobytes())
+        return key.hexdigest()[:16]
+
+    @cached_property
+    def asked(self) -> dict[str, Any]:
+        """What the shards depend on besides the episodes, as JSON types: to tell what has changed from plan to plan."""
+        options = self.options
+        return {
+            "window_length": options.window_length,
+            "shift": options.step_shift,
+            "stride": options.stride,
+            "tail": options.tail,
+            "windows_per_record": self.window.per_record,
+            "features": [feature.name for feature in self.features],
+            "dtype": [feature.dtype for feature in self.features],
+            "labels": sha256(repr([column.values for column in self.episodes.labels]).encode()).hexdigest()[:16],
+            "name": options.dataset_name,
+            "splits": options.splits if options.fractions is None else dict(options.fractions),
+            "split_by": options.split_by,
+            "splits_from": options.splits_from,
+            "group_by": options.group_by,
+            "purge": options.purge,
+            "seed": options.seed,
+            "num_shards": {split.name: split.shards for split in self.splits},
+            "on_error": options.on_error,
+            "nonfinite": options.nonfinite,
+        }
 
     @property
     def recipe(self) -> Recipe:
@@ -180,6 +205,7 @@ class DatasetPlan:
                 place = np.searchsorted(sections.episodes, named)
                 numbers = zip(
                     named.tolist(),
+                    episodes.states[named].tolist(),
                     episodes.steps[named].tolist(),
                     episodes.form[named].tolist(),
                     episodes.offsets[named].tolist(),
@@ -191,6 +217,7 @@ class DatasetPlan:
                 sources = {
                     i: SourceEpisode(
                         episodes.paths[i],
+                        FileState(*state),
                         file_steps,
                         form,
                         tuple(offsets[:arrays]),
@@ -198,7 +225,7 @@ class DatasetPlan:
                         steps,
                         tuple(column.values[i] for column in episodes.labels),
                     )
-                    for i, file_steps, form, offsets, arrays, begin, steps in numbers
+                    for i, state, file_steps, form, offsets, arrays, begin, steps in numbers
                 }
                 spans = tuple(Span(*row) for row in rows.tolist())
                 yield ShardTask(shard.file, (seed, 2, number, index), split.name == training, spans, sources)
@@ -211,36 +238,3 @@ def features_of(episodes: Episodes, window: WindowSpec) -> tuple[Feature, ...]:
         for array in episodes.arrays
     )
     return (*arrays, *(column.feature for column in episodes.labels))
-
-
-def stage_plan(plan: DatasetPlan) -> None:
-    """Write the staging folder anew: the tasks with their index, the draft of the manifest and the small files."""
-    delete_folder(plan.staging)
-    make_folder(plan.staging)
-    lines = [task.to_json() for task in plan.tasks()]
-    ends = np.cumsum([0, *map(len, lines)]).tolist()
-    places = [(begin, end - begin) for begin, end in pairwise(ends)]
-    files = {
-        EPISODES: plan.episodes_csv,
-        **tfds_files(plan.manifest),
-        _TASKS: b"".join(lines),
-        _TASK_INDEX: json.dumps(places).encode(),
-        _DRAFT: format_manifest(plan.manifest),
-    }
-    for name, data in files.items():
-        write_file(join(plan.staging, name), data)
-
-
-def read_draft(staging: str) -> bytes:
-    """The draft of the manifest, as it was staged."""
-    return read_file(join(staging, _DRAFT))
-
-
-def task_places(staging: str) -> list[tuple[int, int]]:
-    """(first byte, bytes) of each task in the staged tasks."""
-    return [(begin, size) for begin, size in json.loads(read_file(join(staging, _TASK_INDEX)))]
-
-
-def read_task(staging: str, place: tuple[int, int]) -> ShardTask:
-    """One staged task."""
-    return ShardTask.from_json(read_file(join(staging, _TASKS), *place))

@@ -31,7 +31,8 @@ class Episodes:
     `root` + paths[i] opens row i. Every usable row has the same `arrays`, which say how they are stored in the dataset;
     how they lie in its file is forms[form[i]], an array of the file from byte offsets[i, j] on. Where a file cannot be
     used, `problems` says why, and its `steps` are 0. steps, form: int64 (n,); offsets: int64 (n, most arrays of a
-    file). `labels` have a value a row; `unmatched` are paths in the labels file that are no episode's.
+    file). states: int64 (n, 2), what each file was before it was read, a `FileState`. `labels` have a value a row;
+    `unmatched` are paths in the labels file that are no episode's.
     """
 
     root: str
@@ -41,6 +42,7 @@ class Episodes:
     steps: NDArray[np.int64]
     form: NDArray[np.int64]
     offsets: NDArray[np.int64]
+    states: NDArray[np.int64]
     problems: dict[int, str]
     labels: tuple[LabelColumn, ...] = ()
     unmatched: tuple[str, ...] = ()
@@ -104,6 +106,7 @@ def tabulate(
         steps=steps,
         form=table.form,
         offsets=table.offsets,
+        states=np.array([file.state for file in files], np.int64).reshape(-1, 2),
         problems=dict(sorted(problems.items())),
     )
 
@@ -180,10 +183,10 @@ def attach_labels(episodes: Episodes, labels: Labels, leave_out: Collection[str]
 def read_header(file: EpisodeFile, picked: Collection[str] | None = None) -> SourceHeader | NpyError:
     """The header of one file, checked against the file's size; a NpyError is returned, not raised."""
     try:
-        if file.size < 0 and not is_remote(file.root):
+        if file.state.size < 0 and not is_remote(file.root):
             raise NpyError("is no file that can be read (a broken link, a pipe or a device)")
         with open_file(file.root + file.path) as opened:
-            header = read_source_header(opened, file.path, file.size, picked)
+            header = read_source_header(opened, file.path, file.state.size, picked)
         if header.steps >= MAX_STEPS:
             raise NpyError(f"has {header.steps} steps; {MAX_STEPS} are too many")
     except NpyError as error:

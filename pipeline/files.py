@@ -9,14 +9,25 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
+from uuid import uuid4
 
 from shards.errors import OutputError
 
 Buffer = bytes | memoryview
 TEMPORARY = ".tmp"
+
+
+class FileState(NamedTuple):
+    """What tells whether a file has changed: its bytes, and when it was last modified, in ns; 0 where that is unknown.
+
+    `size` is -1 for what is there but no regular file that can be read.
+    """
+
+    size: int
+    modified: int
 
 
 def is_remote(path: str) -> bool:
@@ -60,12 +71,17 @@ def write_file(path: str, data: Buffer) -> None:
         with _beam(path) as beam, beam.create(path, compression_type="uncompressed") as opened:
             opened.write(data)
         return
-    temporary = path + TEMPORARY
-    with open(temporary, "wb") as opened:
-        opened.write(data)
-        opened.flush()
-        os.fsync(opened.fileno())
-    os.replace(temporary, path)
+    temporary = f"{path}.{uuid4().hex}{TEMPORARY}"  # of this call alone, should two processes write the same file
+    try:
+        with open(temporary, "wb") as opened:
+            opened.write(data)
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)  # a full disk then has room for the rest
+        raise
 
 
 def open_file(path: str) -> BinaryIO:
@@ -104,23 +120,27 @@ def list_files(folder: str) -> list[str]:
         return []
 
 
-def file_size(path: str) -> int:
-    """Bytes of a file; -1 for what is there but no regular file that can be read."""
+def file_state(path: str) -> FileState:
+    """The state of a file, without opening it."""
     if is_remote(path):
         with _beam(path) as beam:
-            return int(beam.match([path])[0].metadata_list[0].size_in_bytes)
+            return _state(beam.match([path])[0].metadata_list[0])
     try:
         status = os.stat(path)
     except OSError:
-        return -1
-    return status.st_size if stat.S_ISREG(status.st_mode) else -1
+        return FileState(-1, 0)
+    return FileState(status.st_size if stat.S_ISREG(status.st_mode) else -1, status.st_mtime_ns)
 
 
-def files_below(folder: str) -> Iterator[tuple[str, int]]:
-    """(path, bytes) of every file in a folder and the folders below; links to folders are followed, loops are not."""
+def _state(found: Any) -> FileState:
+    return FileState(found.size_in_bytes, int(found.last_updated_in_seconds * 1e9))
+
+
+def files_below(folder: str) -> Iterator[tuple[str, FileState]]:
+    """(path, state) of every file in a folder and the folders below; links to folders are followed, loops are not."""
     if is_remote(folder):
         with _beam(folder) as beam:
-            listed = [(found.path, found.size_in_bytes) for found in beam.match([join(folder, "**")])[0].metadata_list]
+            listed = [(found.path, _state(found)) for found in beam.match([join(folder, "**")])[0].metadata_list]
         yield from listed
         return
     seen = set()
@@ -137,7 +157,7 @@ def files_below(folder: str) -> Iterator[tuple[str, int]]:
         names.sort()
         for name in sorted(files):
             path = os.path.join(parent, name)
-            yield path, file_size(path)
+            yield path, file_state(path)
 
 
 def make_folder(folder: str) -> None:
@@ -147,13 +167,19 @@ def make_folder(folder: str) -> None:
 
 
 def move_files(sources: Sequence[str], targets: Sequence[str]) -> None:
-    """Rename files, replacing what is there."""
+    """Rename files, replacing what is there; on return, local ones are where they belong even if the power fails."""
     if sources and is_remote(sources[0]):
         with _beam(sources[0]) as beam:
             beam.rename(list(sources), list(targets))
         return
     for source, target in zip(sources, targets, strict=True):
         os.replace(source, target)
+    for folder in {os.path.dirname(target) for target in targets}:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def delete_files(paths: Sequence[str]) -> None:

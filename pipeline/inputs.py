@@ -8,17 +8,17 @@ from typing import NamedTuple
 
 from shards.errors import EpisodeError
 
-from .files import exists, file_size, files_below, is_remote
+from .files import FileState, exists, file_state, files_below, is_remote
 
 SUFFIXES = (".npy", ".npz")
 
 
 class EpisodeFile(NamedTuple):
-    """One file: `root` + `path` opens it; `path` goes into the dataset. `size` is -1 for what is no regular file."""
+    """One file: `root` + `path` opens it; `path` goes into the dataset; `state` is what it was when it was listed."""
 
     root: str
     path: str
-    size: int
+    state: FileState
 
 
 def find_episodes(inputs: Sequence[str]) -> list[EpisodeFile]:
@@ -31,7 +31,7 @@ def find_episodes(inputs: Sequence[str]) -> list[EpisodeFile]:
     places = [text if is_remote(text) else os.path.abspath(text) for text in inputs]
     if len({is_remote(place) for place in places}) > 1:
         raise EpisodeError("inputs must be all local paths or all URLs: " + ", ".join(inputs))
-    sizes: dict[str, int] = {}
+    states: dict[str, FileState] = {}
     folders = []
     for text, place in zip(inputs, places, strict=True):
         try:
@@ -48,11 +48,11 @@ def find_episodes(inputs: Sequence[str]) -> list[EpisodeFile]:
             raise EpisodeError(
                 f"input {text!r} matches no {' or '.join(SUFFIXES)} file; give a folder, a file or a glob with **"
             )
-        sizes |= matched
+        states |= matched
     if not is_remote(places[0]):
-        _refuse_same_files(sizes)
+        _refuse_same_files(states)
     root = _common_folder(folders)
-    return sorted((EpisodeFile(root, path[len(root) :], size) for path, size in sizes.items()), key=lambda f: f.path)
+    return sorted((EpisodeFile(root, path[len(root) :], state) for path, state in states.items()), key=lambda f: f.path)
 
 
 def _refuse_same_files(paths: Iterable[str]) -> None:
@@ -68,8 +68,8 @@ def _refuse_same_files(paths: Iterable[str]) -> None:
             raise EpisodeError(f"{other} and {path} are the same file, by a link: leave one of them out")
 
 
-def _expand(place: str) -> tuple[str, Iterator[tuple[str, int]]]:
-    """(the folder that an input names, all its files with their sizes)."""
+def _expand(place: str) -> tuple[str, Iterator[tuple[str, FileState]]]:
+    """(the folder that an input names, all its files with their states)."""
     found = exists(place)
     glob = re.search(r"[*?\[]", place)
     if glob is not None and not found:  # a file may well be called "run[1].npy"
@@ -78,7 +78,7 @@ def _expand(place: str) -> tuple[str, Iterator[tuple[str, int]]]:
         return folder, (item for item in files_below(folder) if pattern.fullmatch(item[0]))
     if found and (place.endswith(SUFFIXES) if is_remote(place) else not os.path.isdir(place)):
         folder = place[: place.rindex("/") + 1]
-        return folder, iter([(place, file_size(place))])
+        return folder, iter([(place, file_state(place))])
     if not found and not is_remote(place):  # on an object store a folder is no more than the files in it
         raise EpisodeError(f"input {place!r} is not there")
     folder = place.rstrip("/") + "/"

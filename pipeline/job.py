@@ -8,22 +8,23 @@ from dataclasses import replace
 
 from shards.errors import BuildError
 from shards.manifest import Manifest
-from shards.naming import MANIFEST
 from shards.record import MAX_RECORD_ARRAY, record_layout
 from shards.windows import WindowSpec
 
 from .assign import assign_splits, group_episodes
-from .draft import DatasetPlan, features_of, stage_plan
+from .draft import DatasetPlan, features_of
 from .episodes import Episodes, attach_labels, cast_episodes, survey
-from .files import exists, join, lock_folder
+from .files import lock_folder, write_file
 from .inputs import find_episodes
 from .labels import read_labels
 from .options import BuildOptions
 from .plan import SPANS_PER_SHARD, best_per_record, plan_splits
 from .preflight import check_output, check_window
-from .publish import finish_publishing, published_manifest
+from .publish import finish_interrupted, published_manifest
 from .runner import OnShards, check_beam_args, run_job
 from .splits import Sections
+from .staging import stage_plan
+from .tally import Tally, format_report
 
 
 def plan(options: BuildOptions) -> DatasetPlan:
@@ -32,9 +33,17 @@ def plan(options: BuildOptions) -> DatasetPlan:
     Errors: EpisodeError for bad input, OptionError for options that the episodes cannot fulfil.
     """
     check_beam_args(options.beam_args)
-    files = find_episodes(options.inputs)  # [EpisodeFile], sorted by path
-    episodes = survey(files, options.on_error, options.features, options.dtype)  # a row a file: steps, places of data
-    return plan_episodes(options, episodes)
+    tally = Tally()
+    with tally.timed("survey"):
+        files = find_episodes(options.inputs)  # [EpisodeFile], sorted by path
+        episodes = survey(files, options.on_error, options.features, options.dtype)  # a row a file
+    with tally.timed("plan"):
+        planned = replace(plan_episodes(options, episodes), tally=tally)
+        manifest = planned.manifest
+    usable = len(files) - len(episodes.problems)
+    tally.add("survey", len(files), usable, int(episodes.states[:, 0].clip(0).sum()))
+    tally.add("plan", usable, manifest.windows, manifest.bytes)
+    return planned
 
 
 def plan_episodes(options: BuildOptions, episodes: Episodes) -> DatasetPlan:
@@ -89,19 +98,18 @@ def build(options: BuildOptions | DatasetPlan, on_shards: OnShards | None = None
     if the job failed, with no new dataset in the folder.
     """
     planned = options if isinstance(options, DatasetPlan) else plan(options)
-    output, staging, fingerprint = planned.output, planned.staging, planned.manifest.fingerprint
+    output, fingerprint = planned.output, planned.manifest.fingerprint
     check_output(planned)  # room, and nothing there that must not be lost
+    counted = Tally()
     with lock_folder(output) as lock:  # against a second build
-        if exists(join(staging, MANIFEST)):  # one that was whole, and interrupted while it was moved into place
-            finish_publishing(output, staging)
-            finished = published_manifest(output)
-            refused = finished is not None and finished.nonfinite and planned.options.nonfinite == "fail"
-            if finished is not None and finished.fingerprint == fingerprint and not refused:
-                return finished
-        check_output(planned)
-        stage_plan(planned)  # tasks and draft of the manifest, for the workers to read
-        run_job(planned, lock, on_shards)  # transforms.write_dataset, in a process of its own
+        # One that was whole, and interrupted while it was moved into place: perhaps this very one.
+        if finish_interrupted(output) != planned.staging:
+            check_output(planned)
+            stage_plan(planned)  # tasks and draft of the manifest, for the workers to read
+            counted = run_job(planned, lock, on_shards)  # transforms.write_dataset, in a process of its own
         manifest = published_manifest(output)
     if manifest is None or manifest.fingerprint != fingerprint:
         raise BuildError(f"the job ended, but {output} holds no dataset of this plan")
+    if planned.options.report is not None:
+        write_file(planned.options.report, format_report(manifest, planned.tally, counted))
     return manifest

@@ -1,7 +1,5 @@
 """What is measured of a shard's steps while they are at hand: moments for the statistics, and what is not finite."""
 
-import base64
-import json
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,19 +12,6 @@ from shards.moments import Merging, Moments, measure
 from shards.windows import Int64s
 
 from .tasks import Recipe, SourceEpisode
-
-#: What is added to a shard's name for the file of its moments, in the staging folder.
-MOMENTS = ".moments.json"
-
-
-def format_moments(moments: Mapping[str, Moments]) -> bytes:
-    """What was measured of a shard's features, as bytes."""
-    return json.dumps({name: base64.b64encode(part.to_bytes()).decode() for name, part in moments.items()}).encode()
-
-
-def parse_moments(data: bytes) -> dict[str, Moments]:
-    """The inverse of `format_moments`."""
-    return {name: Moments.from_bytes(base64.b64decode(part)) for name, part in json.loads(data).items()}
 
 
 class Measures:
@@ -44,8 +29,11 @@ class Measures:
         begin: int,
         fresh: slice | Int64s,
         arrays: Mapping[str, np.ndarray],
-    ) -> None:
-        """Measure the arrays of a span of episode `number`: of those from step `begin` on, the `fresh` steps."""
+    ) -> int:
+        """Measure the arrays of a span of episode `number`: of those from step `begin` on, the `fresh` steps.
+
+        Returns how many these are.
+        """
         for feature in self._recipe.features:
             values, kind = arrays[feature.name], kind_of(feature.dtype)
             if feature.shape:
@@ -63,6 +51,7 @@ class Measures:
                     row = int(np.argwhere(bad)[0][0])
                     step = begin + (fresh.start + row if isinstance(fresh, slice) else int(fresh[row]))
                 self._tell(number, episode, feature, int(bad.sum()), step)
+        return fresh.stop - fresh.start if isinstance(fresh, slice) else len(fresh)
 
     def _tell(self, number: int, episode: SourceEpisode, feature: Feature, count: int, step: int) -> None:
         if self._recipe.fail_nonfinite:

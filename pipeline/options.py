@@ -45,7 +45,9 @@ class BuildOptions:
     workers: local processes; None means one a core.
     on_error: what to do about episode files that cannot be used: "fail", or "skip" and list them.
     nonfinite: what to do about NaN and infinity: "warn" or "fail".
-    overwrite: replace a dataset that is already there.
+    overwrite: replace a dataset that is already there, once the new one is whole; begin anew where a build of other
+        options or episodes was interrupted.
+    report: a file for what each stage counted, as JSON.
     beam_args: further flags, handed to Beam.
     verbose: let Beam's own log through.
     """
@@ -73,6 +75,7 @@ class BuildOptions:
     on_error: OnError = "fail"
     nonfinite: Nonfinite = "warn"
     overwrite: bool = False
+    report: str | None = None
     beam_args: tuple[str, ...] = ()
     verbose: bool = False
 
@@ -80,13 +83,15 @@ class BuildOptions:
         listed = isinstance(self.inputs, Iterable) and not isinstance(self.inputs, str | bytes | os.PathLike)
         if not listed or not (inputs := tuple(self.inputs)) or not all(map(_is_path, inputs)):
             raise OptionError("inputs must be a sequence of one or more files, folders or globs")
-        for option in ("output", "labels"):
+        for option in ("output", "labels", "report"):
             value = getattr(self, option)
             if not _is_path(value) and (option == "output" or value is not None):
                 raise OptionError(f"{option} must name a {'folder' if option == 'output' else 'file'}")
         object.__setattr__(self, "inputs", tuple(map(os.fspath, inputs)))
         object.__setattr__(self, "output", os.fspath(self.output))
-        object.__setattr__(self, "labels", None if self.labels is None else os.fspath(self.labels))
+        for option in ("labels", "report"):
+            value = getattr(self, option)
+            object.__setattr__(self, option, None if value is None else os.fspath(value))
         self._check_numbers()
         for option, value, choices in (
             ("tail", self.tail, TAILS),

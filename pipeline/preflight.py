@@ -7,12 +7,12 @@ from pathlib import Path
 
 from shards.errors import ManifestError, OptionError, OutputError
 from shards.features import Feature
-from shards.naming import MANIFEST
+from shards.naming import MANIFEST, STAGING
 from shards.record import MAX_RECORD_ARRAY, MAX_RECORD_BYTES, RecordLayout, record_layout
 from shards.windows import WindowSpec
 
 from .draft import DatasetPlan
-from .files import exists, files_below, free_bytes, is_remote, list_files
+from .files import exists, files_below, free_bytes, is_remote, join, list_files
 from .publish import dataset_files, own_files
 from .runner import runs_here, worker_count
 
@@ -38,10 +38,13 @@ def check_output(plan: DatasetPlan) -> None:
     """OutputError unless the output folder can take the dataset, OptionError unless memory can take its shards."""
     if find_spec("apache_beam") is None:
         raise OptionError("building needs Apache Beam: pip install 'episode-windows[pipeline]'")
-    output, staging = plan.output, plan.staging
+    output = plan.output
     _check_folder(output)
+    report = plan.options.report
+    if report is not None and not is_remote(report) and not os.path.isdir(os.path.dirname(os.path.abspath(report))):
+        raise OutputError(f"{report} cannot be written: there is no folder for it")
     try:
-        present, own = list_files(output), own_files(output, staging)
+        present, own = list_files(output), own_files(output)
     except (OSError, ManifestError) as error:
         raise OutputError(f"{output} cannot take a dataset: {error}") from error
     if MANIFEST in present and not plan.options.overwrite:
@@ -56,7 +59,8 @@ def check_output(plan: DatasetPlan) -> None:
         raise OutputError(f"{output} holds {clash[0]}, which is not of the dataset there: choose another folder")
     free, needed = free_bytes(output), plan.manifest.bytes
     if free is not None:
-        free += sum(size for _, size in files_below(staging)) if exists(staging) else 0  # is deleted first
+        staged = join(output, STAGING)  # is deleted first, or gone on with
+        free += sum(state.size for _, state in files_below(staged)) if exists(staged) else 0
         if free < needed:
             raise OutputError(f"the dataset needs {needed:,} bytes, but {free:,} are free where {output} lies")
     _check_memory(plan)

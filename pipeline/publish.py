@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from operator import attrgetter
 
@@ -10,18 +11,17 @@ from shards.errors import BuildError, ManifestError
 from shards.manifest import MAX_NONFINITE, Manifest, Nonfinite, Shard
 from shards.manifest_file import format_manifest, parse_manifest
 from shards.moments import Merging
-from shards.naming import EPISODES, MANIFEST
+from shards.naming import EPISODES, MANIFEST, STAGING
 from shards.statistics import Statistics, summarize
 from shards.tfds import tfds_files
 
-from .draft import STAGING, read_draft
 from .files import delete_files, delete_folder, exists, join, list_files, move_files, read_file, write_file
-from .measures import MOMENTS, parse_moments
+from .notes import read_note
+from .staging import DRAFT, FAILURES, read_draft, staged_folders
 from .tasks import ShardDone
 
 #: The manifest of the dataset that is being replaced, while its place is empty.
 REPLACED = "replaced.json"
-_FAILURES = "failures.json"
 _READS = 32  # small files in flight, for stores that take long to answer
 
 
@@ -31,13 +31,12 @@ def publish(output: str, staging: str, done: Sequence[ShardDone], fingerprint: s
     Returns the manifest's path. May run again after it succeeded.
     Errors: BuildError, with nothing in `output` touched, unless every shard is exactly as the plan has it.
     """
-    if not list_files(staging):  # a second run of the same step, after the first one did everything
+    if is_published(output, staging, fingerprint):  # a second run of the same step, after the first one did everything
         return join(output, MANIFEST)
     if not exists(join(staging, MANIFEST)):
-        draft = parse_manifest(read_draft(staging), staging)
-        if draft.fingerprint != fingerprint:
+        if not exists(join(staging, DRAFT)):
             raise BuildError(f"another build has begun in {output}")
-        manifest = finished_manifest(draft, staging, done)
+        manifest = finished_manifest(parse_manifest(read_draft(staging), staging), staging, done)
         write_file(join(staging, MANIFEST), format_manifest(manifest))
     return finish_publishing(output, staging)
 
@@ -47,8 +46,8 @@ def finish_publishing(output: str, staging: str) -> str:
 
     Nothing is deleted but what the dataset that is replaced names as its own.
     """
-    final, replaced = join(output, MANIFEST), join(staging, REPLACED)
-    names = dataset_files(parse_manifest(read_file(join(staging, MANIFEST)), staging))
+    final, replaced, whole = join(output, MANIFEST), join(staging, REPLACED), join(staging, MANIFEST)
+    names = dataset_files(parse_manifest(read_file(whole), staging))
     if exists(final):
         move_files([final], [replaced])  # from here to the last move the folder holds no dataset
     staged = [name for name in list_files(staging) if name in names]
@@ -56,9 +55,29 @@ def finish_publishing(output: str, staging: str) -> str:
     if exists(replaced):
         stale = dataset_files(parse_manifest(read_file(replaced), replaced)) - names
         delete_files([join(output, name) for name in list_files(output) if name in stale])
-    move_files([join(staging, MANIFEST)], [final])
-    delete_folder(staging)
+    delete_files([join(staging, name) for name in list_files(staging) if name not in {MANIFEST, DRAFT}])
+    delete_files([join(staging, name) for name in list_files(staging) if name == DRAFT])
+    move_files([whole], [final])
+    with suppress(OSError):  # the dataset is whole, whatever becomes of an empty folder
+        delete_folder(join(output, STAGING))
     return final
+
+
+def finish_interrupted(output: str) -> str | None:
+    """Finish what an interrupted build was moving into its place; the name of its staging folder, None if none was."""
+    for staging in staged_folders(output):
+        if exists(join(staging, MANIFEST)):
+            finish_publishing(output, staging)
+            return staging
+    return None
+
+
+def is_published(output: str, staging: str, fingerprint: str) -> bool:
+    """Whether what was staged is the dataset in the output folder: it is moved there, and nothing of it is left."""
+    if exists(join(staging, MANIFEST)) or exists(join(staging, DRAFT)):
+        return False
+    manifest = published_manifest(output)
+    return manifest is not None and manifest.fingerprint == fingerprint
 
 
 def dataset_files(manifest: Manifest) -> set[str]:
@@ -67,10 +86,11 @@ def dataset_files(manifest: Manifest) -> set[str]:
     return {*shards, *tfds_files(manifest), EPISODES}
 
 
-def own_files(output: str, staging: str) -> set[str]:
+def own_files(output: str) -> set[str]:
     """The names of files in `output` that a build put there, by what whole or interrupted datasets say."""
-    manifests = [join(staging, REPLACED), join(staging, MANIFEST), join(output, MANIFEST)]
-    named = (dataset_files(parse_manifest(read_file(path), path)) for path in manifests if exists(path))
+    staged = [join(staging, name) for staging in staged_folders(output) for name in (REPLACED, MANIFEST)]
+    manifests = [path for path in [*staged, join(output, MANIFEST)] if exists(path)]
+    named = (dataset_files(parse_manifest(read_file(path), path)) for path in manifests)
     return {MANIFEST, STAGING + "/"}.union(*named)
 
 
@@ -81,7 +101,8 @@ def finished_manifest(draft: Manifest, staging: str, done: Sequence[ShardDone]) 
     """
     failures = [shard.error for shard in done if shard.error]
     if failures:
-        write_file(join(staging, _FAILURES), json.dumps(failures).encode())
+        with suppress(OSError):  # the job's own last words are then told
+            write_file(join(staging, FAILURES), json.dumps(failures).encode())
         raise BuildError(describe_failures(failures))
     written = {shard.file: shard for shard in done}
     if len(written) != len(done):
@@ -89,8 +110,8 @@ def finished_manifest(draft: Manifest, staging: str, done: Sequence[ShardDone]) 
 
     def finish(shard: Shard) -> Shard:
         got = written.pop(shard.file, None)
-        if got is None or (got.records, got.bytes) != (shard.records, shard.bytes):
-            raise BuildError(f"shard {shard.file} was planned with {shard.bytes} bytes, but came out as {got}")
+        if got is None or (got.records, got.windows, got.bytes) != (shard.records, shard.windows, shard.bytes):
+            raise BuildError(f"shard {shard.file} was planned as {shard}, but came out as {got}")
         return replace(shard, sha256=got.sha256)
 
     splits = tuple(replace(split, shards=tuple(map(finish, split.shards))) for split in draft.splits)
@@ -104,12 +125,12 @@ def finished_manifest(draft: Manifest, staging: str, done: Sequence[ShardDone]) 
 
 def _statistics(draft: Manifest, staging: str) -> tuple[Statistics, ...]:
     """The statistics of the training split's shards, merged in their order: who wrote which makes no difference."""
-    paths = [join(staging, shard.file + MOMENTS) for shard in draft.split(draft.training_split).shards]
+    files = [shard.file for shard in draft.split(draft.training_split).shards]
     merging = {feature: Merging() for feature in draft.measured_features}
     with ThreadPoolExecutor(_READS) as pool:
-        for first in range(0, len(paths), _READS):
-            for data in pool.map(read_file, paths[first : first + _READS]):
-                for feature, part in parse_moments(data).items():
+        for first in range(0, len(files), _READS):
+            for note in pool.map(lambda file: read_note(staging, file), files[first : first + _READS]):
+                for feature, part in note.moments.items():
                     merging[feature].add(part)
     merged = {feature: one.result() for feature, one in merging.items()}
     return tuple(summarize(feature, moments) for feature, moments in merged.items() if moments is not None)
@@ -128,8 +149,10 @@ def _nonfinite(draft: Manifest, done: Sequence[ShardDone]) -> tuple[Nonfinite, .
 
 def staged_failures(staging: str) -> list[str]:
     """Why the job of this staging folder failed, as its workers told it; empty when they did not."""
-    path = join(staging, _FAILURES)
-    return list(json.loads(read_file(path))) if exists(path) else []
+    try:
+        return list(json.loads(read_file(join(staging, FAILURES))))
+    except (OSError, ValueError):  # there is none, or the disk was too full for it
+        return []
 
 
 def describe_failures(failures: Sequence[str]) -> str:
@@ -138,7 +161,7 @@ def describe_failures(failures: Sequence[str]) -> str:
     lines = [f"{len(failures)} of the shards could not be written:", *(f"  {failure}" for failure in listed[:20])]
     if len(listed) > 20:
         lines.append(f"  and {len(listed) - 20} more")
-    return "\n".join([*lines, "No dataset was written. Mend the cause and run the same command again."])
+    return "\n".join([*lines, "Mend the cause and run the same command again: it goes on with what is finished."])
 
 
 def published_manifest(output: str) -> Manifest | None:

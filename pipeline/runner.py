@@ -6,6 +6,7 @@ the whole group in bounded time; and Beam's log goes to the terminal only when a
 """
 
 import io
+import json
 import logging
 import os
 import pickle
@@ -27,13 +28,14 @@ from shards.errors import BuildError, OptionError
 from .draft import DatasetPlan
 from .files import is_remote, list_files, quiet_log
 from .options import BuildOptions
-from .publish import describe_failures, staged_failures
+from .publish import describe_failures, is_published, staged_failures
+from .tally import Tally, parse_metrics
 from .tasks import Recipe
 
 _LOCAL_RUNNER = "FnApiRunner"  # "DirectRunner" would first try to download another runner, and ignore the workers
 _BYTES_WORTH_A_WORKER = 2**28  # which one process writes in the second or so that another takes to start
 _WORKER_DIED = 70
-_JOB = "job.pickle"
+_JOB, _METRICS = "job.pickle", "metrics.json"
 _POLL_SECONDS, _REMOTE_POLL_SECONDS = 0.1, 10.0
 
 
@@ -53,9 +55,10 @@ class Job:
 OnShards = Callable[[set[str]], None]
 
 
-def run_job(plan: DatasetPlan, lock: int | None, on_shards: OnShards | None = None) -> None:
+def run_job(plan: DatasetPlan, lock: int | None, on_shards: OnShards | None = None) -> Tally:
     """Run the job of a staged plan until its dataset is published, in a process that shares the lock's descriptor.
 
+    Returns what the runner counted: of each stage in the job, if it counts at all.
     Errors: BuildError, which says why, in bounded time whatever happens to the processes.
     """
     options = plan.options
@@ -73,10 +76,12 @@ def run_job(plan: DatasetPlan, lock: int | None, on_shards: OnShards | None = No
                         finished |= shards & set(list_files(plan.staging))
                     on_shards(finished)
                 _wait(child, wait)
-        if child.returncode == 0:
+        # A job that was killed right after the last thing it had to do has done it all the same.
+        if child.returncode == 0 or is_published(plan.output, plan.staging, fingerprint):
             if on_shards is not None:
                 on_shards(shards)
-            return
+            counted = told.with_name(_METRICS)
+            return parse_metrics(json.loads(counted.read_text()) if counted.exists() else {})
         if failures := staged_failures(plan.staging):
             raise BuildError(describe_failures(failures))
         raise BuildError(_why(child.returncode, told.read_text("utf-8") if told.exists() else "", log))
@@ -137,7 +142,7 @@ def _why(status: int, told: str, log: Path) -> str:
     else:
         last = log.read_text(errors="replace").splitlines()[-3:]
         why = "\n".join([f"the job's process ended with status {status}", *last])
-    return f"{why}\nNo dataset was written. --verbose shows Beam's log."
+    return f"{why}\nThe same command goes on with what is finished; with --verbose it shows Beam's log."
 
 
 @contextmanager
@@ -171,11 +176,11 @@ def _wait(child: "subprocess.Popen[bytes]", seconds: float) -> None:
         child.wait(seconds)
 
 
-def _run_in_child(job: Job) -> None:
+def _run_in_child(job: Job) -> dict[str, int]:
     import apache_beam as beam
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    from .transforms import write_dataset
+    from .transforms import METRICS, write_dataset
 
     arguments = list(job.beam_args)
     if runs_here(job.beam_args):
@@ -184,7 +189,13 @@ def _run_in_child(job: Job) -> None:
         arguments = [*(f"--{name}={value}" for name, value in defaults.items()), *arguments]
     pipeline = beam.Pipeline(options=PipelineOptions(arguments))
     write_dataset(pipeline, job.recipe, job.output, job.fingerprint)
-    pipeline.run().wait_until_finish()
+    result = pipeline.run()
+    result.wait_until_finish()
+    try:
+        counters = result.metrics().query(beam.metrics.MetricsFilter().with_namespace(METRICS))["counters"]
+    except NotImplementedError:  # some runners have none
+        return {}
+    return {counter.key.metric.name: counter.committed or counter.attempted or 0 for counter in counters}
 
 
 def _die_with_parent(parent: int) -> None:
@@ -207,7 +218,8 @@ def _main(told: str, parent: str) -> None:
     if job.verbose:
         logging.basicConfig(level=logging.INFO)
     try:
-        _run_in_child(job)
+        counted = _run_in_child(job)
+        Path(told).with_name(_METRICS).write_text(json.dumps(counted))
     except Exception as error:
         lines = str(error).strip().splitlines() or [repr(error)]
         Path(told).write_text(lines[-1], "utf-8", "backslashreplace")

@@ -9,6 +9,7 @@ from shards.features import Feature
 from shards.record import RecordLayout, record_layout
 from shards.windows import WindowSpec
 
+from .files import FileState
 from .source import Form
 
 
@@ -16,10 +17,11 @@ class SourceEpisode(NamedTuple):
     """An episode and the section of it that a split has: the steps [begin, begin + steps) of its `file_steps`.
 
     `form` is the place in `Recipe.forms` of how its arrays lie in the file at `path` below the input root, each from
-    one of `offsets` on; `labels` are its values of `Recipe.labels`.
+    one of `offsets` on; `state` is what the file was when that was planned; `labels` are its values of `Recipe.labels`.
     """
 
     path: str
+    state: FileState
     file_steps: int
     form: int
     offsets: tuple[int, ...]
@@ -57,8 +59,8 @@ class ShardTask(NamedTuple):
         """The inverse of `to_json`."""
         file, key, measured, spans, episodes = json.loads(line)
         sources = {
-            i: SourceEpisode(path, steps, form, tuple(offsets), begin, section, tuple(labels))
-            for i, (path, steps, form, offsets, begin, section, labels) in episodes
+            i: SourceEpisode(path, FileState(*state), steps, form, tuple(offsets), begin, section, tuple(labels))
+            for i, (path, state, steps, form, offsets, begin, section, labels) in episodes
         }
         return cls(file, tuple(key), measured, tuple(Span(*span) for span in spans), sources)
 
@@ -71,6 +73,7 @@ class ShardDone(NamedTuple):
 
     file: str
     records: int = 0
+    windows: int = 0
     bytes: int = 0
     sha256: str = ""
     error: str = ""
@@ -93,6 +96,11 @@ class Recipe:
     forms: tuple[Form, ...]
     fail_nonfinite: bool
     shard_bytes: int
+
+    @cached_property
+    def step_bytes(self) -> int:
+        """Bytes of one step of all features, as they are stored."""
+        return sum(feature.nbytes // self.spec.length for feature in self.features if feature.shape)
 
     @cached_property
     def layout(self) -> RecordLayout:

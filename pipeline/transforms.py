@@ -1,4 +1,4 @@
-"""The job as Beam transforms: thin wiring around the plain functions of write.py, draft.py and publish.py.
+"""The job as Beam transforms: thin wiring around the plain functions of write.py, staging.py and publish.py.
 
 Only Create, Map, FlatMap, Reshuffle and ToList, with one branch: a graph that local, Dask, Spark and Dataflow runners
 all carry out alike. Elements are strings and tuples of numbers and strings; no window ever passes through Beam.
@@ -8,13 +8,16 @@ from collections.abc import Iterable
 from typing import Any
 
 import apache_beam as beam
+from apache_beam.metrics import Metrics
 
-from .draft import read_task, task_places
 from .publish import publish
+from .staging import read_task, task_places
+from .tally import Tally
 from .tasks import Recipe, ShardDone
 from .write import write_shard
 
 Place = tuple[int, int]
+METRICS = "episode_windows"  # the namespace of all counters
 
 
 def write_dataset(pipeline: beam.Pipeline, recipe: Recipe, output: str, fingerprint: str) -> beam.PCollection:
@@ -61,8 +64,22 @@ class PublishDataset(beam.PTransform):  # type: ignore[misc]
 
 
 def _write_staged(place: Place, recipe: Recipe) -> tuple[Any, ...]:
-    return tuple(write_shard(recipe, read_task(recipe.staging, place)))
+    tally = Tally()
+    done = write_shard(recipe, read_task(recipe.staging, place), tally)
+    _count(tally)
+    return tuple(done)
 
 
 def _publish(done: Iterable[tuple[Any, ...]], output: str, staging: str, fingerprint: str) -> str:
-    return publish(output, staging, [ShardDone(*shard) for shard in done], fingerprint)
+    shards, tally = [ShardDone(*shard) for shard in done], Tally()
+    with tally.timed("publish"):
+        manifest = publish(output, staging, shards, fingerprint)
+    windows = sum(shard.windows for shard in shards)
+    tally.add("publish", windows, windows, sum(shard.bytes for shard in shards))
+    _count(tally)
+    return manifest
+
+
+def _count(tally: Tally) -> None:
+    for name, value in tally.metrics().items():
+        Metrics.counter(METRICS, name).inc(value)

@@ -12,50 +12,67 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from shards.errors import EpisodeError
+from shards.errors import BuildError, EpisodeError
 from shards.keyed_hash import keyed_hash
 from shards.memory import Buffers
 from shards.moments import Moments
 from shards.record import INDEX, Field
 from shards.windows import Int64s, WindowSpec
 
-from .files import join, open_file, write_file
-from .measures import MOMENTS, Measures, format_moments
+from .files import file_state, join, open_file, write_file
+from .measures import Measures
+from .notes import finished_shard, write_note
 from .npy import NpyError
 from .source import SourceHeader, open_source, read_source_header
+from .tally import Tally
 from .tasks import Recipe, ShardDone, ShardTask, SourceEpisode, Span
 
 
-def write_shard(recipe: Recipe, task: ShardTask) -> ShardDone:
-    """Write one shard into the staging folder; trouble with files is returned, not raised, so that all of it is told.
+def write_shard(recipe: Recipe, task: ShardTask, tally: Tally | None = None) -> ShardDone:
+    """Write one shard into the staging folder, unless it is there already, from a build that was interrupted.
 
-    Memory: the shard, and some spans of the source.
+    Trouble with the source is returned, not raised, so that all of it is told. Memory: the shard, and some spans of the
+    source. Errors: BuildError if the shard cannot be written, since all others could not be, either.
     """
+    tally = tally or Tally()
+    nbytes = sum(span.size for span in task.spans) * recipe.layout.record_bytes
+    with tally.timed("keep"):
+        kept = finished_shard(recipe.staging, task.file, nbytes)
+    if kept is not None:
+        tally.add("keep", kept.windows, kept.windows, kept.bytes)
+        return kept
     try:
-        shard = make_shard(recipe, task)
-        data = shard.records.data.cast("B")
-        if task.measured:  # what is measured is there once the shard is
-            write_file(join(recipe.staging, task.file + MOMENTS), format_moments(shard.moments))
-        with ThreadPoolExecutor(1) as pool:  # the disk is waited for while the processor hashes
+        shard = make_shard(recipe, task, tally)
+    except EpisodeError as error:
+        return ShardDone(task.file, error=str(error))
+    data = shard.records.data.cast("B")
+    try:
+        with tally.timed("write"), ThreadPoolExecutor(1) as pool:  # the disk is waited for while the processor hashes
             digest = pool.submit(lambda: sha256(data).hexdigest())
             write_file(join(recipe.staging, task.file), data)
-    except (EpisodeError, OSError) as error:
-        return ShardDone(task.file, error=str(error) if isinstance(error, EpisodeError) else f"{task.file}: {error}")
-    return ShardDone(task.file, len(shard.records), len(data), digest.result(), "", shard.nonfinite)
+            done = ShardDone(
+                task.file, len(shard.records), shard.windows, len(data), digest.result(), "", shard.nonfinite
+            )
+            write_note(recipe.staging, done, shard.moments)
+    except OSError as error:
+        raise BuildError(f"{task.file} could not be written to {recipe.staging}: {error.strerror or error}") from error
+    tally.add("write", done.windows, done.windows, done.bytes)
+    return done
 
 
 class Shard(NamedTuple):
-    """A shard in memory: its (n, record_bytes) uint8 records, and what was measured of the steps in them.
+    """A shard in memory: its (n, record_bytes) uint8 records, their windows, and what was measured of their steps.
 
     `moments` are of the steps that count for the statistics, each covered step once.
     """
 
     records: NDArray[np.uint8]
+    windows: int
     moments: dict[str, Moments]
     nonfinite: tuple[tuple[int, str, int, int], ...]
 
 
-def make_shard(recipe: Recipe, task: ShardTask) -> Shard:
+def make_shard(recipe: Recipe, task: ShardTask, tally: Tally) -> Shard:
     """All records of the task's spans, in an order keyed by `task.key`.
 
     Errors: EpisodeError, which names the file, for an episode that cannot be read, is no longer as it was planned or
@@ -66,32 +83,40 @@ def make_shard(recipe: Recipe, task: ShardTask) -> Shard:
     rows = _places(sum(counts), task.key)  # the row of each record, counted through the spans
     begins = dict(zip(task.spans, np.cumsum([0, *counts]).tolist(), strict=False))
     records = _memory(recipe.shard_bytes).array((len(rows), layout.record_bytes), np.dtype(np.uint8))
-    layout.write_constants(records)
     integers = [feature.name for feature in recipe.features if not feature.shape and feature.dtype == "int64"]
     index = {name: np.empty(len(rows), np.int64) for name in (*INDEX, *integers) if name in layout}
     measures = Measures(recipe, task.measured)
+    windows = 0
+    with tally.timed("cut"):
+        layout.write_constants(records)
     for number, spans in groupby(sorted(task.spans), key=itemgetter(0)):  # an episode is opened once
         episode = task.episodes[number]
-        for cut, arrays in read_spans(recipe, episode, spans):
+        for cut, arrays in read_spans(recipe, episode, spans, tally):
             chosen = rows[begins[cut.span] : begins[cut.span] + cut.span.size]
-            for feature in recipe.features:
-                if feature.shape:
-                    put_steps(records, layout.field(feature.name), chosen, arrays[feature.name], cut, spec)
-                elif feature.dtype == "int64":
-                    index[feature.name][chosen] = arrays[feature.name]
-                else:
-                    layout.field(feature.name).values(records)[chosen] = arrays[feature.name]
-            index["episode"][chosen] = number
-            index["start"][chosen] = episode.begin + cut.begin + cut.starts
-            if "count" in index:
-                index["count"][chosen] = cut.counts
-            if "valid" in index:
-                index["valid"][chosen] = cut.valid
-            measures.add(number, episode, episode.begin + cut.begin, cut.fresh, arrays)
-    for name, numbers in index.items():
-        layout.write_integers(records, name, numbers)
-    layout.write_checksums(records)
-    return Shard(records, measures.moments(), measures.nonfinite())
+            windows += int(cut.counts.sum())
+            with tally.timed("cut"):
+                for feature in recipe.features:
+                    if feature.shape:
+                        put_steps(records, layout.field(feature.name), chosen, arrays[feature.name], cut, spec)
+                    elif feature.dtype == "int64":
+                        index[feature.name][chosen] = arrays[feature.name]
+                    else:
+                        layout.field(feature.name).values(records)[chosen] = arrays[feature.name]
+                index["episode"][chosen] = number
+                index["start"][chosen] = episode.begin + cut.begin + cut.starts
+                if "count" in index:
+                    index["count"][chosen] = cut.counts
+                if "valid" in index:
+                    index["valid"][chosen] = cut.valid
+            with tally.timed("measure"):
+                measured = measures.add(number, episode, episode.begin + cut.begin, cut.fresh, arrays)
+            tally.add("measure", cut.end - cut.begin, measured, measured * recipe.step_bytes)
+            tally.add("cut", cut.end - cut.begin, int(cut.counts.sum()), len(chosen) * layout.record_bytes)
+    with tally.timed("cut"):
+        for name, numbers in index.items():
+            layout.write_integers(records, name, numbers)
+        layout.write_checksums(records)
+    return Shard(records, windows, measures.moments(), measures.nonfinite())
 
 
 @lru_cache(maxsize=1)
@@ -164,11 +189,12 @@ def put_steps(
 
 
 def read_spans(
-    recipe: Recipe, episode: SourceEpisode, spans: Iterable[Span]
+    recipe: Recipe, episode: SourceEpisode, spans: Iterable[Span], tally: Tally
 ) -> Iterator[tuple[Cut, dict[str, np.ndarray]]]:
     """Each span's cut with its arrays: {feature: (end - begin, ...)}, and those of values of the whole episode.
 
-    Errors: EpisodeError, which names the file, when it can no longer be read as it was planned.
+    Errors: EpisodeError, which names the file, when it can no longer be read as it was planned; at the end, too, if it
+    was written to in the meantime.
     """
     path = recipe.root + episode.path
     planned = SourceHeader(recipe.forms[episode.form], episode.file_steps, episode.offsets)
@@ -181,8 +207,13 @@ def read_spans(
                 values = _stored(recipe, path, 0, source.values() | labels)
                 for span in spans:
                     cut = cut_span(recipe.spec, span, episode.steps)
-                    first = episode.begin + cut.begin
-                    yield cut, _stored(recipe, path, first, source.steps(first, cut.end - cut.begin)) | values
+                    first, steps = episode.begin + cut.begin, cut.end - cut.begin
+                    with tally.timed("read"):
+                        arrays = _stored(recipe, path, first, source.steps(first, steps)) | values
+                    tally.add("read", 1, steps, steps * recipe.step_bytes)
+                    yield cut, arrays
+        if file_state(path) != episode.state:
+            raise EpisodeError(f"{path} was written to, or went away, while the build ran")
     except NpyError as error:
         raise EpisodeError(f"{path} {error}") from None
     except EOFError:

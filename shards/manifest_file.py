@@ -15,7 +15,7 @@ from .document import Document
 from .errors import DatasetNotFoundError, FormatVersionError, ManifestError
 from .features import DTYPES, Feature
 from .manifest import MAX_NONFINITE, Manifest, Nonfinite, Shard, Source, Split, SplitBy, Splitting
-from .naming import EPISODES, MANIFEST, RESERVED, ShardName, is_feature_name, is_split_name
+from .naming import EPISODES, MANIFEST, RESERVED, STAGING, ShardName, is_feature_name, is_split_name
 from .record import MAX_RECORD_ARRAY, MAX_RECORD_BYTES, RecordLayout, record_layout
 from .statistics import Statistics, parse_statistics, statistics_document
 from .windows import MAX_STEPS_APART, TAILS, Tail, WindowSpec
@@ -47,6 +47,11 @@ def _not_found(folder: Path) -> str:
         return f"no dataset at {str(folder)!r}: there is no such folder"
     if not folder.is_dir():
         return f"no dataset at {str(folder)!r}: give the folder that holds {MANIFEST}, not a file"
+    if (folder / STAGING).is_dir():
+        return (
+            f"no dataset at {str(folder)!r}: a build of it was interrupted, or is still running;"
+            " run the same command again, and it goes on with what is finished"
+        )
     return (
         f"no dataset at {str(folder)!r}: it holds no {MANIFEST}, which a build writes last;"
         " build it, or give the folder that `python -m pipeline build --output` named"

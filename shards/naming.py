@@ -10,6 +10,8 @@ MANIFEST = "manifest.json"
 EPISODES = "episodes.csv"
 DATASET_INFO = "dataset_info.json"
 FEATURES = "features.json"
+#: The folder in a dataset's where a build keeps its files until all of them are whole.
+STAGING = "incomplete.tmp"
 
 # The names that TFDS finds again, whichever way it is asked: lower case, and no dash, which parts dataset from split.
 _NAME = re.compile("[a-z][a-z0-9_]*")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pipeline import BuildOptions, plan
-from pipeline.draft import read_task, stage_plan, task_places
 from pipeline.publish import publish
+from pipeline.staging import read_task, stage_plan, task_places
 from pipeline.write import write_shard
 from shards import Dataset, open_dataset
 

@@ -15,9 +15,9 @@ import pytest
 
 from conftest import SaveEpisodes, WindowsOf
 from pipeline import BuildOptions, build, plan
-from pipeline.draft import read_task, stage_plan, task_places
 from pipeline.preflight import check_output
 from pipeline.publish import publish
+from pipeline.staging import read_task, stage_plan, task_places
 from pipeline.write import write_shard
 from shards import BuildError, Dataset, DatasetNotFoundError, OptionError, OutputError, open_dataset
 

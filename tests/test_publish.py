@@ -10,8 +10,8 @@ import pytest
 
 from conftest import BuildHere, SaveEpisodes, WindowsOf
 from pipeline import BuildOptions, DatasetPlan, plan
-from pipeline.draft import read_draft, read_task, stage_plan, task_places
 from pipeline.publish import describe_failures, publish, published_manifest, staged_failures
+from pipeline.staging import read_draft, read_task, stage_plan, task_places
 from pipeline.tasks import ShardDone
 from pipeline.write import write_shard
 from shards import BuildError, Dataset, load_manifest, open_dataset

@@ -12,11 +12,11 @@ from apache_beam.io.filesystem import BeamIOError, CompressionTypes, FileMetadat
 
 from conftest import WindowsOf
 from pipeline import BuildOptions, plan
-from pipeline.draft import read_task, stage_plan, task_places
 from pipeline.files import delete_folder, exists, list_files, read_file
 from pipeline.inputs import find_episodes
 from pipeline.preflight import check_output
 from pipeline.publish import publish
+from pipeline.staging import read_task, stage_plan, task_places
 from pipeline.write import write_shard
 from shards import EpisodeError, OutputError, open_dataset
 

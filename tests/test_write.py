@@ -589,7 +589,7 @@ def test_an_episode_larger_than_memory_is_written_shard_by_shard(tmp_path: Path)
     code = f"""
 import resource
 from pipeline import BuildOptions, plan
-from pipeline.draft import read_task, stage_plan, task_places
+from pipeline.staging import read_task, stage_plan, task_places
 from pipeline.write import write_shard
 options = BuildOptions(("{tmp_path}/in",), "{tmp_path}/out", window_length=2**20, shift=2**20, num_shards=4096)
 planned = plan(options)
