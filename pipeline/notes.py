@@ -41,7 +41,7 @@ def read_note(staging: str, file: str) -> Note:
         done = done._replace(
             nonfinite=tuple((episode, name, count, step) for episode, name, count, step in done.nonfinite)
         )
-        parts = {name: base64.b64decode(part) for name, part in document["moments"].items()}
+        parts = {name: base64.b64decode(part, validate=True) for name, part in document["moments"].items()}
         return Note(done, {name: Moments.from_bytes(part) for name, part in parts.items()})
     except (KeyError, TypeError) as error:
         raise ValueError(f"the note of {file} is damaged: {error!r}") from None

@@ -10,6 +10,7 @@ import pytest
 
 from conftest import BuildHere, SaveEpisodes
 from pipeline import BuildOptions, episodes, plan
+from pipeline.files import file_state
 from pipeline.report import describe_plan
 from pipeline.tasks import SourceEpisode, Span
 from shards import BuildError, Dataset, Feature, OptionError
@@ -306,9 +307,9 @@ def test_what_is_not_finite_fails_a_build_that_was_told_to(tmp_path: Path, build
     ):
         build_here(inputs, tmp_path / "out", **options)
     with pytest.raises(BuildError, match=r"/in/3\.npz holds NaN .* in x, stored as float32, from step 14 on\n"):
-        build_here(inputs, tmp_path / "out", features=("x", "y"), **options)
+        build_here(inputs, tmp_path / "out2", features=("x", "y"), **options)
     assert not (tmp_path / "out/manifest.json").exists()
-    dataset = build_here(inputs, tmp_path / "out", features=("y",), **options)
+    dataset = build_here(inputs, tmp_path / "out3", features=("y",), **options)
     assert dataset.manifest.nonfinite == ()
 
 
@@ -409,15 +410,17 @@ def test_a_task_has_all_that_its_shard_needs(tmp_path: Path, save_episodes: Save
 
     train, test = planned.tasks()
 
+    states = [file_state(f"{inputs}/{name}.npy") for name in "ab"]
+    assert [state.size for state in states] == [128 + 40 * 8, 128 + 9 * 8]
     assert (train.file, train.key, train.measured) == ("out-train.tfrecord-00000-of-00001", (0, 2, 0, 0), True)
     assert (test.file, test.key, test.measured) == ("out-test.tfrecord-00000-of-00001", (0, 2, 1, 0), False)
     assert train.episodes == {
-        0: SourceEpisode("a.npy", 40, 0, (128,), 0, 20, (1, 1.5)),
-        1: SourceEpisode("b.npy", 9, 1, (128,), 0, 4, (0, 2.0)),
+        0: SourceEpisode("a.npy", states[0], 40, 0, (128,), 0, 20, (1, 1.5)),
+        1: SourceEpisode("b.npy", states[1], 9, 1, (128,), 0, 4, (0, 2.0)),
     }
     assert test.episodes == {
-        0: SourceEpisode("a.npy", 40, 0, (128,), 21, 19, (1, 1.5)),
-        1: SourceEpisode("b.npy", 9, 1, (128,), 5, 4, (0, 2.0)),
+        0: SourceEpisode("a.npy", states[0], 40, 0, (128,), 21, 19, (1, 1.5)),
+        1: SourceEpisode("b.npy", states[1], 9, 1, (128,), 5, 4, (0, 2.0)),
     }
     assert sorted(train.spans) == [Span(0, 0, 1), Span(0, 1, 1), Span(1, 0, 1)]
     recipe = planned.recipe

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.files import FileState, file_state
 from pipeline.inputs import EpisodeFile, find_episodes, glob_to_regex
 from shards import EpisodeError
 
@@ -32,12 +33,15 @@ def test_a_folder_stands_for_every_npy_and_npz_file_below_it(tmp_path: Path) -> 
     assert found(f"{tmp_path}/") == found(tmp_path)
 
 
-def test_files_come_with_their_root_and_size(tmp_path: Path) -> None:
+def test_files_come_with_their_root_and_state(tmp_path: Path) -> None:
     make(tmp_path, "a.npy", "deep/bcd.npy")
 
+    for name in ("a.npy", "deep/bcd.npy"):
+        os.utime(tmp_path / name, ns=(1, 1_700_000_000_123_456_789))
+
     assert find_episodes([str(tmp_path)]) == [
-        EpisodeFile(f"{tmp_path}/", "a.npy", 5),
-        EpisodeFile(f"{tmp_path}/", "deep/bcd.npy", 12),
+        EpisodeFile(f"{tmp_path}/", "a.npy", FileState(5, 1_700_000_000_123_456_789)),
+        EpisodeFile(f"{tmp_path}/", "deep/bcd.npy", FileState(12, 1_700_000_000_123_456_789)),
     ]
 
 
@@ -52,13 +56,14 @@ def test_a_relative_input_is_found_from_the_working_folder(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path / "in")
 
     for text in (".", "a.npy", "*.npy", "../in", "../in/./*.npy"):
-        assert find_episodes([text]) == [EpisodeFile(f"{tmp_path}/in/", "a.npy", 8)]
+        assert find_episodes([text]) == [EpisodeFile(f"{tmp_path}/in/", "a.npy", file_state(f"{tmp_path}/in/a.npy"))]
 
 
 def test_a_single_file_may_have_any_name(tmp_path: Path) -> None:
     make(tmp_path, "episode.dat")
 
-    assert find_episodes([str(tmp_path / "episode.dat")]) == [EpisodeFile(f"{tmp_path}/", "episode.dat", 11)]
+    (file,) = find_episodes([str(tmp_path / "episode.dat")])
+    assert (file.root, file.path, file.state.size) == (f"{tmp_path}/", "episode.dat", 11)
 
 
 def test_a_star_stays_within_a_folder(tmp_path: Path) -> None:
@@ -174,7 +179,7 @@ def test_what_is_no_regular_file_has_no_size(tmp_path: Path) -> None:
 
     files = find_episodes([str(tmp_path)])
 
-    assert [(file.path, file.size) for file in files] == [
+    assert [(file.path, file.state.size) for file in files] == [
         ("a.npy", 5),
         ("broken.npy", -1),
         ("pipe.npy", -1),

@@ -1,4 +1,6 @@
+import errno
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,11 +18,13 @@ from hypothesis import strategies as st
 
 from pipeline import BuildOptions, plan, source
 from pipeline.episodes import survey
+from pipeline.files import FileState
 from pipeline.inputs import find_episodes
-from pipeline.measures import parse_moments
+from pipeline.notes import read_note
+from pipeline.tally import Tally
 from pipeline.tasks import Recipe, ShardTask, SourceEpisode, Span
 from pipeline.write import make_shard, write_shard
-from shards import EpisodeError, Feature
+from shards import BuildError, EpisodeError, Feature
 from shards.features import DTYPES
 from shards.moments import merge
 from shards.windows import Tail, WindowSpec
@@ -59,10 +63,11 @@ def recipe_of(
     for i, episode in enumerate(episodes):
         np.save(folder / f"in/{i:03d}.npy", episode)
     table = survey(find_episodes([str(folder / "in")]))
-    rows = zip(table.paths, table.steps.tolist(), table.form.tolist(), table.offsets.tolist(), strict=True)
+    columns = (table.states, table.steps, table.form, table.offsets)
+    rows = zip(table.paths, *(column.tolist() for column in columns), strict=True)
     sources = {
-        i: SourceEpisode(path, steps, form, tuple(offsets), 0, steps, ())
-        for i, (path, steps, form, offsets) in enumerate(rows)
+        i: SourceEpisode(path, FileState(*state), steps, form, tuple(offsets), 0, steps, ())
+        for i, (path, state, steps, form, offsets) in enumerate(rows)
     }
     (window,) = table.arrays
     assert window.shape is not None
@@ -81,7 +86,7 @@ def recipe_of(
 
 
 def make_records(recipe: Recipe, task: ShardTask) -> np.ndarray:
-    return make_shard(recipe, task).records
+    return make_shard(recipe, task, Tally()).records
 
 
 @pytest.fixture
@@ -221,23 +226,139 @@ def test_a_shard_is_written_whole_and_described(prepare: Prepare, tmp_path: Path
     done = write_shard(recipe, task)
 
     data = (tmp_path / task.file).read_bytes()
-    (moments,) = make_shard(recipe, task).moments.values()
+    (moments,) = make_shard(recipe, task, Tally()).moments.values()
     nbytes = 8 * recipe.layout.record_bytes
-    assert done[:5] == (task.file, 8, nbytes, sha256(data).hexdigest(), "")
-    (stored,) = parse_moments((tmp_path / (task.file + ".moments.json")).read_bytes()).items()
-    assert (stored[0], stored[1].to_bytes()) == ("window", moments.to_bytes())
+    assert done[:6] == (task.file, 8, 8, nbytes, sha256(data).hexdigest(), "")
+    note = read_note(str(tmp_path), task.file)
+    assert note.done == done
+    assert [(name, part.to_bytes()) for name, part in note.moments.items()] == [("window", moments.to_bytes())]
     assert moments.count.tolist() == [19 - (~np.isfinite(array[:19])).sum(axis=0)[i] for i in range(3)]
     assert data == make_records(recipe, task).tobytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [task.file, task.file + ".moments.json", "in"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [task.file, task.file + ".note.json", "in"]
 
 
-def test_a_shard_is_written_again_over_itself(prepare: Prepare, tmp_path: Path) -> None:
+def test_what_an_attempt_that_was_cut_short_left_is_written_over(prepare: Prepare, tmp_path: Path) -> None:
     recipe, sources = prepare([random_values("float32", (20, 3))])
     task = task_of([Span(0, 0, 8)], sources)
     (tmp_path / task.file).write_text("of an attempt that was cut short")
 
-    assert write_shard(recipe, task) == write_shard(recipe, task)
-    assert (tmp_path / task.file).stat().st_size == 8 * recipe.layout.record_bytes
+    write_shard(recipe, task)
+
+    assert (tmp_path / task.file).read_bytes() == make_records(recipe, task).tobytes()
+
+
+def test_a_finished_shard_is_kept(prepare: Prepare, tmp_path: Path) -> None:
+    recipe, sources = prepare([np.array([[1], [np.nan], *[[3]] * 18], "f4")])
+    task = task_of([Span(0, 0, 8)], sources)
+    first = write_shard(recipe, task)
+    (tmp_path / "in/000.npy").unlink()  # it need not be read again
+    tally = Tally()
+
+    assert write_shard(recipe, task, tally) == first
+    assert first.nonfinite == ((0, "window", 1, 1),)
+    assert tally.counts["keep"].given == 8
+    assert tally.counts["keep"].bytes == 8 * recipe.layout.record_bytes
+    assert set(tally.counts) == {"keep"}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda shard, note: shard.unlink(),
+        lambda shard, note: note.unlink(),
+        lambda shard, note: os.truncate(shard, 100),
+        lambda shard, note: shard.write_bytes(shard.read_bytes()[:-1] + b"\0"),
+        lambda shard, note: shard.write_bytes(shard.read_bytes() + b"\0"),
+        lambda shard, note: os.truncate(note, 30),
+        lambda shard, note: note.write_bytes(b""),
+        lambda shard, note: note.write_text('{"done": [], "moments": {}}'),
+        lambda shard, note: note.write_text("[]"),
+        lambda shard, note: note.write_text(
+            note.read_text().replace('"moments": {"window": "', '"moments": {"window": "!')
+        ),
+    ],
+    ids=["gone", "no note", "cut", "flipped", "longer", "note cut", "note empty", "note of nothing", "list", "moments"],
+)
+def test_a_shard_that_is_not_as_noted_is_written_again(
+    prepare: Prepare, tmp_path: Path, spoil: Callable[[Path, Path], object]
+) -> None:
+    recipe, sources = prepare([random_values("float32", (20, 3))])
+    task = task_of([Span(0, 0, 8)], sources)
+    first = write_shard(recipe, task)
+    data = (tmp_path / task.file).read_bytes()
+
+    spoil(tmp_path / task.file, tmp_path / (task.file + ".note.json"))
+
+    tally = Tally()
+    assert write_shard(recipe, task, tally) == first
+    assert tally.counts["write"].bytes == len(data)
+    assert (tmp_path / task.file).read_bytes() == data
+    assert read_note(str(tmp_path), task.file).done == first
+
+
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_an_episode_that_was_written_to_since_the_plan_is_named(
+    prepare: Prepare, tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, sources = prepare([np.zeros((40, 3), "f4")])
+    file, real = tmp_path / "in/000.npy", source.Source.steps
+
+    def change() -> None:
+        with file.open("r+b") as opened:  # the same header and size, other values
+            opened.seek(-1, os.SEEK_END)
+            opened.write(b"\1")
+        os.utime(file, ns=(0, sources[0].state.modified + 1))
+
+    def steps(self: source.Source, first: int, count: int) -> dict[str, np.ndarray]:
+        found = real(self, first, count)
+        if when == "between":
+            change()
+        return found
+
+    monkeypatch.setattr(source.Source, "steps", steps)
+    if when == "before":
+        change()
+
+    done = write_shard(recipe, task_of([Span(0, 0, 4), Span(0, 6, 4)], sources))
+
+    assert done.error == f"{file} was written to, or went away, while the build ran"
+    assert not list(tmp_path.glob("*.tfrecord*"))
+
+
+def test_a_disk_that_fails_in_the_middle_of_an_episode_is_named(
+    prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, sources = prepare([np.zeros((40, 3), "f4")])
+    reads, real = [0], source._read
+
+    def read(opened: Any, begin: int, count: int, dtype: Any) -> np.ndarray:
+        reads[0] += 1
+        if reads[0] == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(opened, begin, count, dtype)
+
+    monkeypatch.setattr(source, "_read", read)
+
+    done = write_shard(recipe, task_of([Span(0, 0, 4), Span(0, 6, 4)], sources))
+
+    assert done.error == f"{tmp_path}/in/000.npy could not be read while the build ran: Input/output error"
+
+
+def test_a_shard_that_cannot_be_written_leaves_nothing(
+    prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, sources = prepare([np.zeros((40, 3), "f4")])
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+
+    with pytest.raises(
+        BuildError, match=r"^d-train\.tfrecord-00000-of-00001 could not be written .*: No space left on"
+    ):
+        write_shard(recipe, task_of([Span(0, 0, 4)], sources))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -285,10 +406,10 @@ def test_a_shard_that_cannot_be_written_is_named(prepare: Prepare, tmp_path: Pat
     task = task_of([Span(0, 0, 8)], sources)
     (tmp_path / task.file).mkdir()
 
-    done = write_shard(recipe, task)
-
-    assert done[:4] == (task.file, 0, 0, "")
-    assert done.error.startswith(f"{task.file}: ")
+    with pytest.raises(
+        BuildError, match=rf"^{re.escape(task.file)} could not be written to {tmp_path}: Is a directory$"
+    ):
+        write_shard(recipe, task)
 
 
 paths = st.text(st.characters(exclude_characters="\0"), max_size=9)
@@ -316,7 +437,7 @@ def test_a_task_comes_back_from_its_line(
     numbers: tuple[int, int, tuple[int, ...], int, int],
     labels: tuple[int | float, ...],
 ) -> None:
-    episodes = {span[0]: SourceEpisode(path, *numbers, labels) for span in spans}
+    episodes = {span[0]: SourceEpisode(path, FileState(8, 9), *numbers, labels) for span in spans}
     task = ShardTask("d-train.tfrecord-00000-of-00001", key, measured, tuple(Span(*span) for span in spans), episodes)
 
     line = task.to_json()
@@ -330,7 +451,9 @@ def test_a_task_comes_back_from_its_line(
 
 def test_a_label_that_is_not_a_number_comes_back_from_its_line() -> None:
     labels = (float("nan"), float("inf"), float("-inf"), -0.0)
-    task = ShardTask("f", (1,), True, (Span(0, 0, 1),), {0: SourceEpisode("a.npy", 9, 0, (128,), 0, 9, labels)})
+    task = ShardTask(
+        "f", (1,), True, (Span(0, 0, 1),), {0: SourceEpisode("a.npy", FileState(36, 7), 9, 0, (128,), 0, 9, labels)}
+    )
 
     assert repr(ShardTask.from_json(task.to_json())) == repr(task)
 
@@ -379,7 +502,7 @@ def test_a_section_is_cut_and_each_of_its_covered_steps_measured_once_in_whateve
         part = [span for span, one in zip(spans, chosen, strict=True) if one]
         if part:
             key = (7, 2, 0, number)
-            shard = make_shard(recipe, ShardTask("f", key, True, tuple(part), {0: episode}))
+            shard = make_shard(recipe, ShardTask("f", key, True, tuple(part), {0: episode}), Tally())
             shards.append(shard._replace(records=shard.records.copy()))
 
     held = [
@@ -448,7 +571,7 @@ def test_steps_are_stored_as_another_dtype(
     recipe, sources = recipe_of(tmp_path, [array], length=4, shift=4)
     recipe = replace(recipe, features=(Feature("window", dtype, (4,)),))
 
-    shard = make_shard(recipe, task_of([Span(0, 0, 1)], sources))
+    shard = make_shard(recipe, task_of([Span(0, 0, 1)], sources), Tally())
 
     window = recipe.layout.field("window").values(shard.records)[0]
     assert window.dtype == DTYPES[dtype]
@@ -491,7 +614,7 @@ def test_signalling_nans_are_cast_without_a_warning(tmp_path: Path, source_dtype
     recipe, sources = recipe_of(tmp_path, [np.full(40, bits).view(source_dtype)], length=40, shift=1)
     recipe = replace(recipe, features=(Feature("window", dtype, (40,)),))
 
-    shard = make_shard(recipe, task_of([Span(0, 0, 1)], sources))
+    shard = make_shard(recipe, task_of([Span(0, 0, 1)], sources), Tally())
 
     assert shard.nonfinite == ((0, "window", 40, 0),)
 
@@ -517,7 +640,7 @@ def test_steps_that_are_not_measured_have_no_moments_but_are_looked_at(tmp_path:
     recipe, sources = recipe_of(tmp_path, [array])
     task = task_of([Span(0, 0, 18)], sources)._replace(measured=False)
 
-    shard = make_shard(recipe, task)
+    shard = make_shard(recipe, task, Tally())
 
     assert shard.moments == {}
     assert shard.nonfinite == ((0, "window", 1, 11),)
@@ -549,7 +672,9 @@ def test_labels_and_values_of_the_episode_are_in_every_record(tmp_path: Path) ->
         shard_bytes=2**20,
     )
     sources = {
-        i: SourceEpisode(f"{i}.npz", 12, 0, tuple(table.offsets[i].tolist()), 0, 12, (1 - i, 0.25 * i))
+        i: SourceEpisode(
+            f"{i}.npz", FileState(*table.states[i]), 12, 0, tuple(table.offsets[i].tolist()), 0, 12, (1 - i, 0.25 * i)
+        )
         for i in range(2)
     }
 
