@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -221,9 +222,14 @@ def _main(told: str, parent: str) -> None:
         counted = _run_in_child(job)
         Path(told).with_name(_METRICS).write_text(json.dumps(counted))
     except Exception as error:
-        lines = str(error).strip().splitlines() or [repr(error)]
-        Path(told).write_text(lines[-1], "utf-8", "backslashreplace")
+        Path(told).write_text(_last_words(error), "utf-8", "backslashreplace")
         raise
+
+
+def _last_words(error: Exception) -> str:
+    """What an error says, without what Beam puts around it: whole tracebacks, the kind of error and its stage."""
+    lines = str(error).strip().splitlines() or [repr(error)]
+    return re.sub(r"^shards\.errors\.\w+: | \[while running '[^']*'\]$", "", lines[-1])
 
 
 if __name__ == "__main__":

@@ -3,14 +3,17 @@
 import argparse
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from .errors import EpisodeWindowsError
 
-_USAGE, _FAILED, _INTERRUPTED = 2, 1, 130
+_USAGE, _FAILED, _SIGNALLED = 2, 1, 128  # the last plus the signal's number, as shells have it
 
 
 class Command(argparse.ArgumentParser):
@@ -53,7 +56,8 @@ def run_command(parser: Command, arguments: Sequence[str] | None, rest: str | No
     """Parse the arguments, call the `run` that the chosen command has set, and return the exit status.
 
     Arguments that no flag takes are an error, or go into the list `rest` if one is named. An EpisodeWindowsError, an
-    OSError and Ctrl-C become one message on stderr; that for Ctrl-C ends with `parsed.interrupted`, if it is set.
+    OSError, Ctrl-C, SIGTERM and SIGHUP become one message on stderr; that for the latter ends with
+    `parsed.interrupted`, if it is set.
     """
     parsed, unknown = parser.parse_known_args(arguments)
     if rest is not None:
@@ -64,7 +68,8 @@ def run_command(parser: Command, arguments: Sequence[str] | None, rest: str | No
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names need not be text
     try:
-        status: int = parsed.run(parsed)
+        with _signals_raised():
+            status: int = parsed.run(parsed)
         if sys.stdout is not None:
             sys.stdout.flush()
     except EpisodeWindowsError as error:
@@ -76,10 +81,32 @@ def run_command(parser: Command, arguments: Sequence[str] | None, rest: str | No
     except OSError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return _FAILED
-    except KeyboardInterrupt:
-        print(f"{parser.prog}: interrupted{getattr(parsed, 'interrupted', '')}", file=sys.stderr)
-        return _INTERRUPTED
+    except KeyboardInterrupt as error:
+        with suppress(OSError):  # the terminal may be gone, which is what interrupted it
+            print(f"{parser.prog}: interrupted{getattr(parsed, 'interrupted', '')}", file=sys.stderr)
+        return _SIGNALLED + (error.args[0] if error.args else signal.SIGINT)
     return status
+
+
+@contextmanager
+def _signals_raised() -> Iterator[None]:
+    """Let what else ends a process do so as Ctrl-C does: with a message, and leaving nothing behind.
+
+    A KeyboardInterrupt raised so has the signal as its argument. Signals that are ignored, as `nohup` has it, stay so.
+    """
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise KeyboardInterrupt(number)
+
+    here = threading.current_thread() is threading.main_thread()  # elsewhere Python lets nobody do this
+    ours = [number for number in (signal.SIGTERM, signal.SIGHUP) if here and signal.getsignal(number) == signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def discard_output() -> None:
