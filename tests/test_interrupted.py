@@ -33,7 +33,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("long") / "in"
     folder.mkdir()
     for i in range(4):
-        np.savez_compressed(folder / f"{i}.npz", x=np.random.default_rng(i).integers(0, 4, 2_000_000, np.uint8))
+        np.savez_compressed(folder / f"{i}.npz", x=np.random.default_rng(i).integers(0, 4, 1_500_000, np.uint8))
     return folder
 
 
@@ -195,7 +195,7 @@ def test_whatever_dies_whenever_no_half_dataset_is_left(start: Start, tmp_path: 
     end(start(output=tmp_path / "timed"))
     duration = time.monotonic() - begun
     killed = 0
-    while killed < 10:
+    while killed < 6:
         process = start()
         time.sleep(chance.uniform(0.1, 1.1 * duration))
         below = descendants(process.pid)
@@ -222,3 +222,195 @@ def test_whatever_dies_whenever_no_half_dataset_is_left(start: Start, tmp_path: 
     if not (tmp_path / "out/manifest.json").exists():
         end(start())
     assert digests(tmp_path / "out") == unbroken
+
+
+def test_ctrl_c_while_headers_are_read_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "many").mkdir()
+    for i in range(4000):
+        np.save(tmp_path / f"many/{i}.npy", np.zeros(64, np.uint8))
+    command = [sys.executable, "-m", "pipeline", "build", "--input", f"{tmp_path}/many", "--output", f"{tmp_path}/out"]
+    process = subprocess.Popen([*command, "--window_length", "64"], stderr=subprocess.PIPE, text=True)
+    while len(os.listdir(f"/proc/{process.pid}/task")) < 10:  # threads, of which those that read headers are the most
+        assert process.poll() is None
+
+    process.send_signal(signal.SIGINT)
+
+    assert end(process) == f"python -m pipeline: interrupted; {KEPT}\n"
+    assert process.returncode == 130
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 20 MB, of which the dataset takes 13."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", disk], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("no right to mount a small disk")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_disk_that_is_full_ends_the_build_and_room_lets_it_go_on(
+    start: Start, small_disk: Path, unbroken: dict[str, str]
+) -> None:
+    process = start(output=small_disk / "out")
+    wait_for_shards(process, small_disk / "out", 3)
+    with pytest.raises(OSError, match="No space left"), (small_disk / "filler").open("wb", buffering=0) as filler:
+        while filler.write(bytes(2**16)):
+            pass
+
+    error = end(process)
+
+    assert process.returncode == 1
+    lines = error.splitlines()
+    (why,) = (line for line in lines if "could not be written" in line)
+    assert re.fullmatch(
+        rf"python -m pipeline: out-train\.tfrecord-\d{{5}}-of-00040 could not be written to {small_disk}/out/"
+        r"incomplete\.tmp/[0-9a-f]{16}: No space left on device",
+        why,
+    )
+    assert lines[-1] == "The same command goes on with what is finished; with --verbose it shows Beam's log."
+    assert os.listdir(small_disk / "out") == ["incomplete.tmp"]
+
+    process = start(output=small_disk / "out")  # there is still no room, which is told before anything is written
+    assert re.search(r"the dataset needs [\d,]+ bytes, but [\d,]+ are free where .* lies$", end(process))
+    assert process.returncode == 2
+
+    (small_disk / "filler").unlink()
+    end(start(output=small_disk / "out"))
+    assert digests(small_disk / "out") == unbroken
+
+
+# What is refused, in this process: a build is staged, as if it had been interrupted before its first shard.
+
+
+def options(inputs: Path, output: Path, **more: object) -> BuildOptions:
+    values = {"window_length": 64, "num_shards": 3, "splits": {"train": "1"}, **more}
+    return BuildOptions((str(inputs),), str(output), **values)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    folder = tmp_path / "few"
+    folder.mkdir()
+    for name in "abc":
+        np.save(folder / f"{name}.npy", np.arange(1000, dtype="i2"))
+    (tmp_path / "labels.csv").write_text("path,size\na.npy,1\nb.npy,2\nc.npy,3\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"shift": 32}, "shift was 64 and is 32"),
+        ({"seed": 1, "tail": "pad"}, "tail was drop and is pad; seed was 0 and is 1"),
+        ({"nonfinite": "fail"}, "nonfinite was warn and is fail"),
+        ({"num_shards": 4}, "num_shards was {'train': 3} and is {'train': 4}"),
+        ({"splits": {"test": "1"}}, "splits was {'train': '1'} and is {'test': '1'}; num_shards was "),
+        ({"dtype": {"window": "int32"}}, "dtype was ['int16', 'int64'] and is ['int32', 'int64']"),
+    ],
+    ids=lambda changes: "-".join(changes) if isinstance(changes, dict) else "",
+)
+def test_another_build_than_the_unfinished_one_is_refused_with_what_changed(
+    few: Path, tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    labels = str(tmp_path / "labels.csv")
+    stage_plan(plan(options(few, tmp_path / "out", labels=labels)))
+    before = digests(tmp_path / "out")
+
+    with pytest.raises(OutputError) as caught:
+        build(options(few, tmp_path / "out", labels=labels, **changes))
+
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path}/out holds an unfinished build, and this one is another: {words}")
+    assert message.endswith("Run the earlier command again to finish that, or begin anew with --overwrite")
+    assert digests(tmp_path / "out") == before
+    assert build(options(few, tmp_path / "out", labels=labels, overwrite=True, **changes)).windows > 0
+    assert not (tmp_path / "out/incomplete.tmp").exists()
+
+
+def test_episodes_that_changed_since_the_unfinished_build_are_named(few: Path, tmp_path: Path) -> None:
+    stage_plan(plan(options(few, tmp_path / "out")))
+    os.utime(few / "a.npy", ns=(0, 0))
+    (few / "b.npy").unlink()
+    for i in range(5):
+        np.save(few / f"d{i}.npy", np.arange(1000, dtype="i2"))
+
+    with pytest.raises(OutputError) as caught:
+        build(options(few, tmp_path / "out"))
+
+    assert (
+        "this one is another: 5 episode files are new: d0.npy, d1.npy, d2.npy, ...; 1 episode file is gone: b.npy;"
+        " 1 episode file was modified: a.npy. Run"
+    ) in str(caught.value)
+
+
+def test_labels_that_changed_since_the_unfinished_build_are_noticed(few: Path, tmp_path: Path) -> None:
+    labels = tmp_path / "labels.csv"
+    stage_plan(plan(options(few, tmp_path / "out", labels=str(labels))))
+    labels.write_text(labels.read_text().replace("c.npy,3", "c.npy,4"))
+
+    with pytest.raises(OutputError, match="this one is another: the labels have other values"):
+        build(options(few, tmp_path / "out", labels=str(labels)))
+
+
+def test_other_flags_and_another_place_of_the_same_episodes_are_no_other_build(few: Path, tmp_path: Path) -> None:
+    first = plan(options(few, tmp_path / "out"))
+    stage_plan(first)
+    shutil.copytree(few, tmp_path / "copy")  # with the times of the files
+
+    second = plan(options(tmp_path / "copy", tmp_path / "out", shift=64, workers=1, verbose=True))
+
+    assert second.staging == first.staging
+    stage_plan(second)
+
+
+def test_a_build_that_ended_while_it_was_planned_is_begun_anew(few: Path, tmp_path: Path) -> None:
+    planned = plan(options(few, tmp_path / "out"))
+    stage_plan(planned)
+    Path(planned.staging, "asked.json").unlink()  # which is written last
+    Path(planned.staging, "tasks.jsonl").write_bytes(b"cut sho")
+    Path(planned.staging).parent.joinpath("loose.json").write_bytes(b"of an older version")
+
+    manifest = build(options(few, tmp_path / "out", shift=32))
+
+    assert load_manifest(tmp_path / "out") == manifest
+    assert sorted(os.listdir(tmp_path / "out")) == [
+        "dataset_info.json",
+        "episodes.csv",
+        "features.json",
+        "manifest.json",
+        *(f"out-train.tfrecord-0000{i}-of-00003" for i in range(3)),
+    ]
+
+
+def test_a_replacement_that_is_interrupted_leaves_the_old_dataset_until_the_new_one_is_whole(
+    start: Start, few: Path, tmp_path: Path, unbroken: dict[str, str]
+) -> None:
+    build(options(few, tmp_path / "out"))
+    old = digests(tmp_path / "out")
+    process = start("--overwrite")
+    wait_for_shards(process, tmp_path / "out", 3)
+    process.kill()
+    process.communicate()
+
+    assert {name: digest for name, digest in digests(tmp_path / "out").items() if "/" not in name} == old
+    process = start()
+    assert "already holds a dataset" in end(process)
+    end(start("--overwrite"))
+    assert digests(tmp_path / "out") == unbroken
+
+
+def test_a_second_build_into_the_folder_is_refused(start: Start, few: Path, tmp_path: Path) -> None:
+    process = start()
+    wait_for_shards(process, tmp_path / "out", 2)
+
+    with pytest.raises(OutputError, match="another build is writing to"):
+        build(options(few, tmp_path / "out"))
+
+    end(process)
+    assert open_dataset(tmp_path / "out").manifest.windows == 4 * (1_500_000 // 64)
