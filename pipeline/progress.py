@@ -21,6 +21,7 @@ class BuildProgress:
         self._total = sum(self._windows.values())
         self._begun = self._last = time.monotonic()
         self._done = -1
+        self._kept: int | None = None  # windows that were there to begin with
         self._bar = _bar(self._total) if sys.stderr is not None and sys.stderr.isatty() else None
 
     def __enter__(self) -> "BuildProgress":
@@ -36,6 +37,10 @@ class BuildProgress:
         """Show that these shards, by file name, are finished."""
         windows = sum(self._windows[shard] for shard in finished)
         shards = f"{len(finished)}/{len(self._windows)} shards"
+        if self._kept is None:
+            self._kept = windows
+            if finished:
+                print(f"going on with {shards} of a build that was interrupted", file=sys.stderr, flush=True)
         if self._bar is not None:
             self._bar.set_postfix_str(shards, refresh=False)
             self._bar.update(windows - self._bar.n)
@@ -46,8 +51,8 @@ class BuildProgress:
         if windows == self._done or (not complete and now - self._last < _SECONDS_BETWEEN_LINES):
             return
         self._last, self._done = now, windows
-        speed = windows / max(now - self._begun, 1e-9)
-        left = f", {(self._total - windows) / speed:.0f} s left" if 0 < windows < self._total else ""
+        speed = (windows - self._kept) / max(now - self._begun, 1e-9)
+        left = f", {(self._total - windows) / speed:.0f} s left" if speed > 0 and not complete else ""
         print(
             f"{shards}, {windows:,}/{self._total:,} windows, {speed:,.0f} windows/s{left}", file=sys.stderr, flush=True
         )

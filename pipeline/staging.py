@@ -22,6 +22,7 @@ from shards.tfds import tfds_files
 
 from .draft import DatasetPlan
 from .files import TEMPORARY, delete_files, delete_folder, exists, join, list_files, make_folder, read_file, write_file
+from .notes import NOTE
 from .tasks import ShardTask
 
 DRAFT, FAILURES = "draft.json", "failures.json"
@@ -38,10 +39,11 @@ def staged_folders(output: str) -> list[str]:
 def stage_plan(plan: DatasetPlan) -> None:
     """Make the staging folder ready for a job: as an interrupted build of the same plan left it, or new.
 
-    Errors: OutputError, with nothing touched, if a build of another plan was interrupted, unless `overwrite` is set.
+    Errors: OutputError, with nothing touched, if there are finished shards of another plan, unless `overwrite` is set.
     """
     for folder in staged_folders(plan.output):
-        if folder != plan.staging and exists(join(folder, _ASKED)) and not plan.options.overwrite:
+        begun = folder != plan.staging and any(name.endswith(NOTE) for name in list_files(folder))
+        if begun and not plan.options.overwrite:
             raise OutputError(
                 f"{plan.output} holds an unfinished build, and this one is another: {_changed(folder, plan)}. Run the"
                 " earlier command again to finish that, or begin anew with --overwrite"

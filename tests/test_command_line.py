@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -115,7 +116,7 @@ def test_build_says_nothing_of_beam_unless_asked(inputs: str, tmp_path: Path) ->
     arguments = ["build", "--input", inputs, "--window_length", "10"]
     quiet = run(*arguments, "--output", str(tmp_path / "quiet"))
     verbose = run(*arguments, "--output", str(tmp_path / "verbose"), "--verbose")
-    assert len(quiet.stderr.splitlines()) == 1
+    assert all(re.match(r"[01]/1 shards, ", line) for line in quiet.stderr.splitlines())
     assert "INFO:apache_beam" in verbose.stderr
     assert quiet.returncode == verbose.returncode == 0
 
@@ -306,7 +307,7 @@ def test_build_fails_for_what_is_not_finite_if_told_so(tmp_path: Path) -> None:
     steps = run("build", *arguments, "--features", "x,y")
     assert steps.returncode == 1
     assert f"{source}/b.npz holds NaN or infinite values in x, stored as float32, from step 7 on\n" in steps.stderr
-    assert "No dataset was written" in steps.stderr
+    assert "run the same command again: it goes on with what is finished" in steps.stderr
     assert "Traceback" not in whole.stderr + steps.stderr
     assert not (output / "manifest.json").exists()
 

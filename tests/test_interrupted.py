@@ -10,14 +10,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pipeline import BuildOptions, build, plan
+from pipeline import BuildOptions, DatasetPlan, build, plan
 from pipeline.staging import stage_plan
+from pipeline.write import write_shard
 from shards import DatasetNotFoundError, OutputError, load_manifest, open_dataset
 
 Process = subprocess.Popen[str]
@@ -174,8 +176,7 @@ def test_the_job_ends_with_its_launcher_and_the_next_run_goes_on(
     left.write_bytes(b"of a process that was killed")
 
     process = start("--report", str(tmp_path / "report.json"))
-    end(process)
-
+    assert f"going on with {len(notes)}/40 shards of a build that was interrupted\n" in end(process)
     assert process.returncode == 0
     assert digests(tmp_path / "out") == unbroken
     for name, status in shards.items():
@@ -208,7 +209,7 @@ def test_whatever_dies_whenever_no_half_dataset_is_left(start: Start, tmp_path: 
                 os.kill(victim, number)
             except ProcessLookupError:
                 continue
-        _, error = process.communicate(timeout=60)
+        process.communicate(timeout=60)
         assert gone(list(below))
         killed += 1
         try:
@@ -259,7 +260,7 @@ def test_a_disk_that_is_full_ends_the_build_and_room_lets_it_go_on(
 ) -> None:
     process = start(output=small_disk / "out")
     wait_for_shards(process, small_disk / "out", 3)
-    with pytest.raises(OSError, match="No space left"), (small_disk / "filler").open("wb", buffering=0) as filler:
+    with (small_disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
         while filler.write(bytes(2**16)):
             pass
 
@@ -285,12 +286,17 @@ def test_a_disk_that_is_full_ends_the_build_and_room_lets_it_go_on(
     assert digests(small_disk / "out") == unbroken
 
 
-# What is refused, in this process: a build is staged, as if it had been interrupted before its first shard.
+# What is refused: a build is staged, in this process, as if it had been interrupted after its first shard.
 
 
 def options(inputs: Path, output: Path, **more: object) -> BuildOptions:
     values = {"window_length": 64, "num_shards": 3, "splits": {"train": "1"}, **more}
     return BuildOptions((str(inputs),), str(output), **values)  # type: ignore[arg-type]
+
+
+def interrupt(planned: DatasetPlan) -> None:
+    stage_plan(planned)
+    assert not write_shard(planned.recipe, next(planned.tasks())).error
 
 
 @pytest.fixture
@@ -319,7 +325,7 @@ def test_another_build_than_the_unfinished_one_is_refused_with_what_changed(
     few: Path, tmp_path: Path, changes: dict[str, object], words: str
 ) -> None:
     labels = str(tmp_path / "labels.csv")
-    stage_plan(plan(options(few, tmp_path / "out", labels=labels)))
+    interrupt(plan(options(few, tmp_path / "out", labels=labels)))
     before = digests(tmp_path / "out")
 
     with pytest.raises(OutputError) as caught:
@@ -334,7 +340,7 @@ def test_another_build_than_the_unfinished_one_is_refused_with_what_changed(
 
 
 def test_episodes_that_changed_since_the_unfinished_build_are_named(few: Path, tmp_path: Path) -> None:
-    stage_plan(plan(options(few, tmp_path / "out")))
+    interrupt(plan(options(few, tmp_path / "out")))
     os.utime(few / "a.npy", ns=(0, 0))
     (few / "b.npy").unlink()
     for i in range(5):
@@ -351,7 +357,7 @@ def test_episodes_that_changed_since_the_unfinished_build_are_named(few: Path, t
 
 def test_labels_that_changed_since_the_unfinished_build_are_noticed(few: Path, tmp_path: Path) -> None:
     labels = tmp_path / "labels.csv"
-    stage_plan(plan(options(few, tmp_path / "out", labels=str(labels))))
+    interrupt(plan(options(few, tmp_path / "out", labels=str(labels))))
     labels.write_text(labels.read_text().replace("c.npy,3", "c.npy,4"))
 
     with pytest.raises(OutputError, match="this one is another: the labels have other values"):
@@ -367,6 +373,13 @@ def test_other_flags_and_another_place_of_the_same_episodes_are_no_other_build(f
 
     assert second.staging == first.staging
     stage_plan(second)
+
+
+def test_another_build_that_finished_no_shard_is_nothing_to_keep(few: Path, tmp_path: Path) -> None:
+    stage_plan(plan(options(few, tmp_path / "out")))
+
+    assert build(options(few, tmp_path / "out", shift=32)).window.shift == 32
+    assert not (tmp_path / "out/incomplete.tmp").exists()
 
 
 def test_a_build_that_ended_while_it_was_planned_is_begun_anew(few: Path, tmp_path: Path) -> None:
