@@ -71,7 +71,7 @@ def write_file(path: str, data: Buffer) -> None:
         with _beam(path) as beam, beam.create(path, compression_type="uncompressed") as opened:
             opened.write(data)
         return
-    temporary = f"{path}.{uuid4().hex}{TEMPORARY}"  # of this call alone, should two processes write the same file
+    temporary = f"{path}.{uuid4().hex[:8]}{TEMPORARY}"  # of this call alone, should two processes write one file
     try:
         with open(temporary, "wb") as opened:
             opened.write(data)
