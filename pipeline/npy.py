@@ -22,9 +22,9 @@ FIRST_READ = 4096
 _MAX_HEADER = 65536
 # NumPy writes the shape last. What follows its first number here can be nothing but the rest of it and of the header.
 _STEPS_APART = re.compile(r"(\{.*'shape': \()([1-9][0-9]{0,17})((?:, ?[0-9]+)*,?\), ?\} *\n)", re.DOTALL)
-# All that NumPy writes, and no operator, name, comment or escape besides. Python's parser would warn of some of these on
-# the terminal, and go as deep as an expression does, which may be deeper than the stack of a thread; brackets alone it
-# follows 200 deep. That what closes is never followed by what opens keeps out chains such as "()()()".
+# All that NumPy writes, and no operator, name, comment or escape besides. Python's parser would warn of some of these
+# on the terminal, and go as deep as an expression does, which may be deeper than the stack of a thread; brackets alone
+# it follows 200 deep. That what closes is never followed by what opens keeps out chains such as "()()()".
 _LITERALS = re.compile(
     r"""(?:[\s,:({\[]|[)}\]](?!\s*[({\[])|-?[0-9][0-9A-FXa-fx.]*(?!\w)|(?:True|False|None)(?!\w)"""
     r"""|'[^'\\\n]*(?:ESCAPE[^'\\\n]*)*'|"[^"\\\n]*(?:ESCAPE[^"\\\n]*)*")*""".replace(

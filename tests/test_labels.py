@@ -116,7 +116,8 @@ def test_a_path_is_bytes_as_in_a_file_name(write: Write) -> None:
         ("path,x\na.npy," + "1" * 200_000 + "\n", "line 2: is not CSV .*field limit"),
         (b"path,x\na.npy,1\n\nb.npy,caf\xe9\n", r"line 4: 'caf\\udce9' is not UTF-8; save the file as UTF-8"),
         (b"path,caf\xe9\na.npy,1\n", "is not UTF-8: its columns are"),
-        (TEXT.encode("utf-16"), "is not UTF-8: its columns are"),
+        (TEXT.encode("utf-16"), "is not UTF-8: it holds zero bytes; save it as UTF-8"),
+        ("path,x\na.npy,1\0\n", "is not UTF-8: it holds zero bytes"),
     ],
 )
 def test_a_labels_file_that_cannot_be_used_is_refused(write: Write, text: str | bytes, message: str) -> None:
