@@ -194,7 +194,12 @@ class _Bounded:
 
     def __init__(self, opened: BinaryIO) -> None:
         self._opened = opened
-        self.seek, self.tell, self.seekable = opened.seek, opened.tell, opened.seekable
+        self.tell, self.seekable = opened.tell, opened.seekable
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        if whence == 0 and place < 0:  # an OSError of a file, which would look like a fault of the disk
+            raise BadZipFile("it points to before its begin")
+        return self._opened.seek(place, whence)
 
     def read(self, size: int = -1) -> bytes:
         if size > _MAX_DIRECTORY:
