@@ -13,10 +13,13 @@ from numpy.typing import NDArray
 from shards.errors import EpisodeError, OptionError
 from shards.features import Feature
 from shards.naming import FEATURE_RULE, is_feature_name
+from shards.regular_file import read_regular
+from shards.text import printable
 
-from .files import read_file
+from .files import is_remote, read_file
 
 PATH = "path"
+_MAX_BYTES = 2**31  # of a local file
 
 
 # A number that is written with leading zeros is a code, such as 007: as a number it could not be told from 7.
@@ -47,8 +50,8 @@ class Labels:
     def column(self, name: str) -> tuple[str, ...]:
         """The text of each row in one column; OptionError, which names the columns there are, when there is none."""
         if name not in self.columns:
-            names = ", ".join(self.columns)
-            raise OptionError(f"labels file {self.file} has no column {name!r}; its columns are: {names}")
+            names = printable(", ".join(self.columns))
+            raise OptionError(f"labels file {self.file} has no column {name!r}; its columns are: {names:.500}")
         return self.columns[name]
 
 
@@ -68,10 +71,12 @@ def read_labels(file: str) -> Labels:
     Errors: EpisodeError, which names the line, for anything else.
     """
     try:
-        data = read_file(file)
+        data = read_file(file) if is_remote(file) else read_regular(file, _MAX_BYTES)
     except (OSError, ValueError) as error:  # a ValueError for a name with a zero byte
         raise EpisodeError(f"labels file {file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     data = data.removeprefix(b"\xef\xbb\xbf")
+    if b"\0" in data:  # which not every version of Python's reader refuses
+        raise EpisodeError(f"labels file {file} is not UTF-8: it holds zero bytes; save it as UTF-8")
     columns, lines = _read_columns(file, data.decode(errors="surrogateescape"))
     if not lines:
         raise EpisodeError(f"labels file {file} has no row below its header; give each episode one")
@@ -120,7 +125,7 @@ def _read_columns(file: str, text: str) -> tuple[dict[str, tuple[str, ...]], lis
 
 
 def _check_header(file: str, header: list[str]) -> None:
-    shown = ", ".join(map(repr, header)) or "none"
+    shown = ", ".join(map(repr, header[:100])) or "none"
     if any(map(_escaped, header)):
         raise EpisodeError(f"labels file {file} is not UTF-8: its columns are {shown:.200}; save it as UTF-8")
     if PATH not in header:
@@ -128,11 +133,13 @@ def _check_header(file: str, header: list[str]) -> None:
             f"labels file {file} has no column {PATH!r}; begin it with a header, such as {PATH},reward (its columns"
             f" are now: {shown:.200})"
         )
+    known: set[str] = set()
     for index, name in enumerate(header):
         if not name.strip():
             raise EpisodeError(f"labels file {file} has no name for column {index + 1}; name it or remove it")
-        if name in header[:index]:
-            raise EpisodeError(f"labels file {file} has two columns {name!r}; rename or remove one")
+        if name in known:
+            raise EpisodeError(f"labels file {file} has two columns {name!r:.200}; rename or remove one")
+        known.add(name)
     if len(header) == 1:
         raise EpisodeError(f"labels file {file} has no column besides {PATH!r}; add one for each label")
 
@@ -144,7 +151,9 @@ def _number_rows(file: str, paths: Sequence[str], lines: Sequence[int]) -> dict[
             raise _wrong(file, lines[row], f"its {PATH} is empty; give the episode's path, or remove the row")
         first = rows.setdefault(posixpath.normpath(path), row)
         if first != row:
-            raise _wrong(file, lines[row], f"{path!r} is in line {lines[first]} already; remove one of the two rows")
+            raise _wrong(
+                file, lines[row], f"{path!r:.200} is in line {lines[first]} already; remove one of the two rows"
+            )
     return rows
 
 

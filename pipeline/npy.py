@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shards.features import DTYPES
+from shards.features import DTYPES, MAX_AXES
+from shards.text import printable
 
 MAGIC = b"\x93NUMPY"
 #: Read this many bytes of a file first; headers are longer only if padded on purpose.
@@ -21,8 +22,18 @@ FIRST_READ = 4096
 _MAX_HEADER = 65536
 # NumPy writes the shape last. What follows its first number here can be nothing but the rest of it and of the header.
 _STEPS_APART = re.compile(r"(\{.*'shape': \()([1-9][0-9]{0,17})((?:, ?[0-9]+)*,?\), ?\} *\n)", re.DOTALL)
+# All that NumPy writes, and no operator, name, comment or escape besides. Python's parser would warn of some of these
+# on the terminal, and go as deep as an expression does, which may be deeper than the stack of a thread; brackets alone
+# it follows 200 deep. That what closes is never followed by what opens keeps out chains such as "()()()".
+_LITERALS = re.compile(
+    r"""(?:[\s,:({\[]|[)}\]](?!\s*[({\[])|-?[0-9][0-9A-FXa-fx.]*(?!\w)|(?:True|False|None)(?!\w)"""
+    r"""|'[^'\\\n]*(?:ESCAPE[^'\\\n]*)*'|"[^"\\\n]*(?:ESCAPE[^"\\\n]*)*")*""".replace(
+        "ESCAPE", r"""\\(?:[\\'"nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})"""
+    )
+)
+_CACHED_TEXT = 4096
+_MAX_FIELDS = 1000
 _MAX_ITEM = 2**31
-_MAX_AXES = 64
 _FORMAT = re.compile(r"[<>=|]?[?b-zA-Z][a-z]*[0-9]{0,8}(\[[0-9A-Za-z]+\])?")  # NumPy 1 wraps sizes of 32 bits around
 _LISTED = 20  # names that one error message shows
 
@@ -99,7 +110,8 @@ def parse_header(start: bytes, picked: Collection[str] | None = None) -> NpyHead
     except UnicodeDecodeError:
         raise NpyError("has a header that cannot be read") from None
     names = None if picked is None else tuple(picked)
-    if match := _STEPS_APART.fullmatch(text):
+    match = _STEPS_APART.fullmatch(text) if len(text) <= _CACHED_TEXT else None
+    if match:
         before, steps, after = match.groups()
         with suppress(NpyError):  # what is wrong is told of the whole text
             header = _parse_text(f"{before}1{after}", names)
@@ -110,6 +122,8 @@ def parse_header(start: bytes, picked: Collection[str] | None = None) -> NpyHead
 @lru_cache(maxsize=256)  # a million headers have few texts, but for the steps
 def _parse_text(text: str, picked: tuple[str, ...] | None) -> NpyHeader:
     """The header in a text, but for where the data begin."""
+    if not _LITERALS.fullmatch(text):
+        raise NpyError("has a header that cannot be read")
     try:
         header = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -125,29 +139,34 @@ def _parse_text(text: str, picked: tuple[str, ...] | None) -> NpyHeader:
     fields, itemsize = _parse_fields(descr, picked) if isinstance(descr, list) else _parse_plain(descr)
     if 0 in shape[1:]:
         raise NpyError(f"has steps without any value: shape {shape}")
+    if any(len(shape + field.shape) > MAX_AXES for field in fields) or prod(shape[1:]) * itemsize >= 2**63:
+        raise _impossible(shape, itemsize)
     return NpyHeader(fields, itemsize, fortran_order and len(shape) > 1, shape, 0)
 
 
 def _check_size(header: NpyHeader) -> NpyHeader:
     """The header, if an array of its shape is possible."""
-    shape, itemsize = header.shape, header.itemsize
-    if prod(shape) * itemsize >= 2**63 or any(len(shape + field.shape) > _MAX_AXES for field in header.fields):
-        raise NpyError(f"has a header with the impossible shape {_shown(shape)} of elements of {itemsize} bytes")
+    if prod(header.shape) * header.itemsize >= 2**63:
+        raise _impossible(header.shape, header.itemsize)
     return header
+
+
+def _impossible(shape: tuple[int, ...], itemsize: int) -> NpyError:
+    return NpyError(f"has a header with the impossible shape {_shown(shape)} of elements of {itemsize} bytes")
 
 
 def check_picked(picked: Collection[str] | None, there: Collection[str]) -> None:
     """NpyError if something is picked that is not there."""
     lacking = sorted(set(picked or ()) - set(there))
     if lacking:
-        names = [f"{name:.100}" for name in sorted(there)]
+        names = [printable(name[:100]) for name in sorted(there)]
         names[_LISTED:] = [f"and {len(names) - _LISTED} more"] if len(names) > _LISTED else []
         raise NpyError(f"has no array {lacking[0]!r}; it holds {', '.join(names) or 'none'}")
 
 
 def _possible(shape: tuple[object, ...]) -> bool:
     sizes = [size for size in shape if type(size) is int and 0 <= size < 2**63]
-    return len(sizes) == len(shape) <= _MAX_AXES and prod(sizes) < 2**63
+    return len(sizes) == len(shape) <= MAX_AXES and prod(sizes) < 2**63
 
 
 def _shown(value: object) -> str:
@@ -167,6 +186,8 @@ def _parse_fields(descr: list[object], picked: Collection[str] | None) -> tuple[
     fields: list[NpyField] = []
     names: set[str] = set()
     end = 0
+    if len(descr) > _MAX_FIELDS:
+        raise NpyError(f"has {len(descr)} fields; {_MAX_FIELDS} at most are read")
     for entry in descr:
         name, format_, shape = _parse_entry(entry)
         if name in names:

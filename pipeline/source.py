@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 from typing import IO, Any, BinaryIO, NamedTuple, cast
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
@@ -137,6 +138,7 @@ def _read_archive(opened: BinaryIO, size: int | None, picked: Collection[str] | 
     members: list[Member] = []
     lengths: dict[str, int] = {}
     offsets: list[int] = []
+    places: list[tuple[int, int]] = []
     _check_magic(opened.read(len(MAGIC)))
     with _damage_told(), _open_archive(opened) as archive:
         for name, info in sorted(_pick(archive.infolist(), picked).items()):
@@ -149,8 +151,12 @@ def _read_archive(opened: BinaryIO, size: int | None, picked: Collection[str] | 
             shape = header.shape[1:] if header.shape else None
             members.append(Member(name, compressed, header.fields, header.itemsize, header.fortran_order, shape))
             offsets.append(header.offset + (0 if compressed else begin))
+            places.append((info.header_offset, begin + info.compress_size))
             if header.shape:
                 lengths[name] = header.shape[0]
+    places.sort()
+    if any(end > begin for (_, end), (begin, _) in pairwise(places)):  # a few bytes would be as many arrays
+        raise NpyError("has arrays that lie one on the other: the archive is damaged")
     if not lengths:
         values = ", ".join(member.name for member in members)
         raise NpyError(f"has no array along time{f', only single values: {values:.300}' if values else ''}")
@@ -188,7 +194,12 @@ class _Bounded:
 
     def __init__(self, opened: BinaryIO) -> None:
         self._opened = opened
-        self.seek, self.tell, self.seekable = opened.seek, opened.tell, opened.seekable
+        self.tell, self.seekable = opened.tell, opened.seekable
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        if whence == 0 and place < 0:  # an OSError of a file, which would look like a fault of the disk
+            raise BadZipFile("it points to before its begin")
+        return self._opened.seek(place, whence)
 
     def read(self, size: int = -1) -> bytes:
         if size > _MAX_DIRECTORY:
@@ -361,8 +372,13 @@ class Source:
 
 def _by_feature(member: Member, elements: np.ndarray) -> dict[str, np.ndarray]:
     if elements.dtype.names is None:
-        return {member.name or WINDOW: elements}
-    return {name: elements[name] for name in elements.dtype.names}
+        return {member.name or WINDOW: _true_or_false(elements)}
+    return {name: _true_or_false(elements[name]) for name in elements.dtype.names}
+
+
+def _true_or_false(array: np.ndarray) -> np.ndarray:
+    """The array, with bools that are 0 or 1: a file may hold any bytes for them, which not all code reads alike."""
+    return array.view(np.uint8) != 0 if array.dtype == np.bool_ else array
 
 
 @lru_cache(maxsize=256)

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from .errors import EpisodeWindowsError
+from .text import printable
 
 _USAGE, _FAILED, _SIGNALLED = 2, 1, 128  # the last plus the signal's number, as shells have it
 
@@ -36,7 +37,7 @@ class Command(argparse.ArgumentParser):
             near = get_close_matches(flag, self._option_string_actions, 1)
             if flag.startswith("--") and flag not in self._option_string_actions and near:
                 message += f"\n{flag} is no flag of this command; did you mean {near[0]}?"
-        print(f"{self.prog}: {message}\nSee {self.prog} --help.", file=sys.stderr)
+        _tell(f"{self.prog}: {message}\nSee {self.prog} --help.")
         sys.exit(_USAGE)
 
 
@@ -73,17 +74,20 @@ def run_command(parser: Command, arguments: Sequence[str] | None, rest: str | No
         if sys.stdout is not None:
             sys.stdout.flush()
     except EpisodeWindowsError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        _tell(f"{parser.prog}: {error}")
         return error.exit_status
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         discard_output()
         return 0
     except OSError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        _tell(f"{parser.prog}: {error}")
+        return _FAILED
+    except MemoryError:
+        _tell(f"{parser.prog}: out of memory")
         return _FAILED
     except KeyboardInterrupt as error:
         with suppress(OSError):  # the terminal may be gone, which is what interrupted it
-            print(f"{parser.prog}: interrupted{getattr(parsed, 'interrupted', '')}", file=sys.stderr)
+            _tell(f"{parser.prog}: interrupted{getattr(parsed, 'interrupted', '')}")
         return _SIGNALLED + (error.args[0] if error.args else signal.SIGINT)
     return status
 
@@ -107,6 +111,10 @@ def _signals_raised() -> Iterator[None]:
     finally:
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
+
+
+def _tell(message: str) -> None:
+    print(printable(message, keep="\n"), file=sys.stderr)  # messages hold names of files, which may hold anything
 
 
 def discard_output() -> None:

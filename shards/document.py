@@ -1,11 +1,53 @@
 """A JSON object read strictly: every key known, present and of its type, or an error that names its place."""
 
+import json
 from collections.abc import Sequence
 from math import isfinite
-from typing import Any
+from reprlib import Repr
+from typing import Any, NoReturn
 
 from .errors import ManifestError
 from .naming import is_name
+from .text import printable
+
+_INTEGER_DIGITS = 20  # with the sign, of any int64; the time that Python takes for more grows with their square
+# Values are shown in messages, and may be as large as the file.
+_SHORT = Repr()
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxstring, _SHORT.maxother = 4, 20, 20, 500, 200
+
+
+def parse_document(text: bytes, file: str) -> "Document":
+    """The object that a JSON text in UTF-8 is; `file` is only for error messages.
+
+    Memory: about 35 times the text where it is made to take much.
+    Errors: ManifestError for anything else, for keys that come twice, and for what is no JSON but known to Python.
+    """
+    try:
+        whole = json.loads(
+            text.decode(), object_pairs_hook=_unique, parse_int=_parse_integer, parse_constant=_refuse_constant
+        )
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(f"{file} is damaged: not JSON ({error}); copy or build the dataset again") from None
+    return Document(whole, file, "")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"an object has the key {key[:100]!r} twice")
+        found[key] = value
+    return found
+
+
+def _parse_integer(digits: str) -> int:
+    if len(digits) > _INTEGER_DIGITS:
+        raise ValueError(f"an integer has {len(digits)} digits")
+    return int(digits)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"it has {name} for a number")
 
 
 class Document:
@@ -21,7 +63,8 @@ class Document:
 
     def wrong(self, key: str, why: str) -> ManifestError:
         """The error that `key` here is wrong, and why."""
-        place = f"{self._place}.{key}" if self._place else key
+        known = printable(key[:100])
+        place = f"{self._place}.{known}" if self._place else known
         return ManifestError(f"{self._file} is damaged: {place} {why}; copy or build the dataset again")
 
     def _get(self, key: str) -> Any:
@@ -42,27 +85,27 @@ class Document:
     def expect_value(self, key: str, value: object, expected: object) -> None:
         """Complain unless a value already read is the expected one."""
         if value != expected or type(value) is not type(expected):
-            raise self.wrong(key, f"is {value!r:.200} where {expected!r} belongs")
+            raise self.wrong(key, f"is {_shown(value)} where {expected!r} belongs")
 
     def text(self, key: str) -> str:
         """Read a text."""
         value = self._get(key)
         if not isinstance(value, str):
-            raise self.wrong(key, f"is {value!r:.200}, not a text")
+            raise self.wrong(key, f"is {_shown(value)}, not a text")
         return value
 
     def name(self, key: str) -> str:
         """Read a name, as a dataset can have it."""
         value = self.text(key)
         if not is_name(value):
-            raise self.wrong(key, f"is {value!r:.200}, which is no name")
+            raise self.wrong(key, f"is {_shown(value)}, which is no name")
         return value
 
     def digest(self, key: str) -> str:
         """Read a SHA-256 digest in hexadecimal."""
         value = self.text(key)
         if len(value) != 64 or not set(value) <= set("0123456789abcdef"):
-            raise self.wrong(key, f"is {value!r:.200}, not a SHA-256 digest in hexadecimal")
+            raise self.wrong(key, f"is {_shown(value)}, not a SHA-256 digest in hexadecimal")
         return value
 
     def integer(self, key: str, least: int = 0) -> int:
@@ -71,7 +114,7 @@ class Document:
 
     def _integer(self, key: str, value: Any, least: int) -> int:
         if type(value) is not int or not least <= value < 2**63:
-            raise self.wrong(key, f"is {value!r:.200}, not a whole number of {least} or more")
+            raise self.wrong(key, f"is {_shown(value)}, not a whole number of {least} or more")
         return value
 
     def integers(self, key: str) -> tuple[int, ...]:
@@ -84,7 +127,7 @@ class Document:
 
     def _number(self, key: str, value: Any) -> float:
         if type(value) is not float or not isfinite(value):
-            raise self.wrong(key, f"is {value!r:.200}, not a finite number with a fraction")
+            raise self.wrong(key, f"is {_shown(value)}, not a finite number with a fraction")
         return value
 
     def numbers(self, key: str) -> tuple[float, ...]:
@@ -95,7 +138,9 @@ class Document:
         """Read a list of texts."""
         values = self._list(key)
         if not all(isinstance(value, str) for value in values):
-            raise self.wrong(key, f"is {values!r:.200}, not a list of texts")
+            raise self.wrong(key, f"is {_shown(values)}, not a list of texts")
+        if odd := [value for value in values if not value.isascii() and any(map(_is_surrogate, value))]:
+            raise self.wrong(key, f"has {_shown(odd[0])}, which is no Unicode text")
         return tuple(values)
 
     def optional_text(self, key: str) -> str | None:
@@ -106,7 +151,7 @@ class Document:
         """Read one of some texts."""
         value = self.text(key)
         if value not in choices:
-            raise self.wrong(key, f"is {value!r:.200}, none of {', '.join(choices)}")
+            raise self.wrong(key, f"is {_shown(value)}, none of {', '.join(choices):.500}")
         return value
 
     def object(self, key: str) -> "Document":
@@ -121,5 +166,13 @@ class Document:
     def _list(self, key: str) -> list[Any]:
         value: Any = self._get(key)
         if not isinstance(value, list):
-            raise self.wrong(key, f"is {value!r:.200}, not a list")
+            raise self.wrong(key, f"is {_shown(value)}, not a list")
         return value
+
+
+def _shown(value: object) -> str:
+    return f"{_SHORT.repr(value):.200}"
+
+
+def _is_surrogate(character: str) -> bool:
+    return "\ud800" <= character <= "\udfff"

@@ -11,8 +11,12 @@ from typing import NamedTuple
 from .errors import ManifestError
 from .manifest import Manifest
 from .naming import EPISODES
+from .regular_file import read_regular
 
 _SPECIAL = re.compile('[",\r\n]')
+_NUMBERS = re.compile("(?:(?:0|[1-9][0-9]{0,12}),){5}")  # as they are written; 13 digits hold any number of steps
+_OUTSIDE = re.compile(r"/|(?:.*/)?\.\.(?:/.*)?\Z", re.DOTALL)
+_MAX_BYTES = 2**31  # of a file that is read: 20 million episodes
 
 
 class EpisodeRow(NamedTuple):
@@ -48,12 +52,18 @@ def _quoted(text: str) -> str:
 
 
 def parse_episodes(data: bytes, file: str = EPISODES) -> Iterator[EpisodeRow]:
-    """The inverse of `format_episodes`; ManifestError for what it cannot have made."""
+    """The inverse of `format_episodes`; ManifestError for what it cannot have made, such as a path out of the root."""
+    if b"\0" in data:  # which not every version of Python's reader refuses
+        raise ManifestError(f"{file} is damaged: it holds zero bytes; copy the dataset again")
     lines = csv.reader(io.StringIO(data.decode(errors="surrogateescape"), newline=""), strict=True)
     try:
         if tuple(next(lines, ())) != EpisodeRow._fields:
             raise ValueError(f"its header is not {','.join(EpisodeRow._fields)}")
         for episode, path, steps, split, begin, end, windows, group, left_out in lines:
+            if not _NUMBERS.fullmatch(f"{episode},{steps},{begin},{end},{windows},"):
+                raise ValueError("a number is not written as a whole number of 13 digits at most")
+            if _OUTSIDE.match(path):
+                raise ValueError(f"the path {path[:100]!r} leads out of the episodes' folder")
             yield EpisodeRow(int(episode), path, int(steps), split, int(begin), int(end), int(windows), group, left_out)
     except (ValueError, csv.Error) as error:
         raise ManifestError(f"{file} is damaged, near line {lines.line_num}: {error}; copy the dataset again") from None
@@ -63,7 +73,7 @@ def read_episodes(folder: Path, manifest: Manifest) -> list[EpisodeRow]:
     """The rows of a dataset's episodes.csv; ManifestError unless it is the file that the manifest describes."""
     file = folder / EPISODES
     try:
-        data = file.read_bytes()
+        data = read_regular(file, _MAX_BYTES)
     except OSError as error:
         raise ManifestError(f"{file} cannot be read: {error.strerror}; copy the dataset again") from error
     if sha256(data).hexdigest() != manifest.episodes_sha256:
@@ -72,8 +82,10 @@ def read_episodes(folder: Path, manifest: Manifest) -> list[EpisodeRow]:
 
 
 def episode_paths(rows: Sequence[EpisodeRow]) -> tuple[str, ...]:
-    """The path of each episode, by its number."""
+    """The path of each episode, by its number; ManifestError where a number is left out."""
     paths = {row.episode: row.path for row in rows}
+    if paths and max(paths) >= len(paths):
+        raise ManifestError(f"{EPISODES} is damaged: it leaves out numbers of episodes; copy the dataset again")
     return tuple(paths[number] for number in range(len(paths)))
 
 
@@ -101,10 +113,9 @@ def find_leaks(rows: Sequence[EpisodeRow], purge: int = 0) -> list[str]:
             both = f"[{row.begin}, {min(row.end, last.end)})"
             leaks.append(f"{row.path}: steps {both} are in {last.split} and {row.split}")
         last = max(last, row, key=lambda each: each.end)
-    splits: dict[str, list[str]] = {}
+    splits: dict[str, dict[str, None]] = {}
     for row in used:
-        known = splits.setdefault(row.group, [])
-        if row.group and row.split not in known:
-            known.append(row.split)
+        if row.group:
+            splits.setdefault(row.group, {})[row.split] = None
     leaks += [f"group {group!r} is in {' and '.join(known)}" for group, known in splits.items() if len(known) > 1]
     return leaks

@@ -15,6 +15,9 @@ DTYPES: dict[str, np.dtype] = {
     )
 } | {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
+#: Of one window: NumPy 1 has arrays of 32 axes, and gathering a batch of windows needs one or two more than a window.
+MAX_AXES = 30
+
 
 def kind_of(dtype: str) -> str:
     """NumPy's letter for the kind of a dtype, "f" for bfloat16 too, which NumPy itself does not know.

@@ -11,17 +11,20 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from .document import Document
-from .errors import DatasetNotFoundError, FormatVersionError, ManifestError
-from .features import DTYPES, Feature
+from .document import Document, parse_document
+from .errors import DatasetNotFoundError, FormatVersionError, ManifestError, OptionError
+from .features import DTYPES, MAX_AXES, Feature
 from .manifest import MAX_NONFINITE, Manifest, Nonfinite, Shard, Source, Split, SplitBy, Splitting
 from .naming import EPISODES, MANIFEST, RESERVED, STAGING, ShardName, is_feature_name, is_split_name
 from .record import MAX_RECORD_ARRAY, MAX_RECORD_BYTES, RecordLayout, record_layout
+from .regular_file import read_regular
 from .statistics import Statistics, parse_statistics, statistics_document
 from .windows import MAX_STEPS_APART, TAILS, Tail, WindowSpec
 
 FORMAT = "episode-windows"
 FORMAT_VERSION = 1
+#: Of a manifest that is written or read: a million shards.
+MAX_MANIFEST_BYTES = 2**28
 
 
 def load_manifest(path: str | Path) -> Manifest:
@@ -34,8 +37,8 @@ def load_manifest(path: str | Path) -> Manifest:
         raise DatasetNotFoundError(f"{path} is a URL, and datasets are read from local folders: copy it to one first")
     file = Path(path) / MANIFEST
     try:
-        text = file.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+        text = read_regular(file, MAX_MANIFEST_BYTES)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a ValueError for a name with a zero byte
         raise DatasetNotFoundError(_not_found(Path(path))) from None
     except OSError as error:
         raise ManifestError(f"{file} cannot be read: {error.strerror}") from error
@@ -59,7 +62,10 @@ def _not_found(folder: Path) -> str:
 
 
 def format_manifest(manifest: Manifest) -> bytes:
-    """The bytes of `manifest.json`: the same manifest always gives the same bytes."""
+    """The bytes of `manifest.json`: the same manifest always gives the same bytes.
+
+    Errors: OptionError where they would be more than are read.
+    """
     document = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -93,7 +99,13 @@ def format_manifest(manifest: Manifest) -> bytes:
         "episodes_file": {"file": EPISODES, "sha256": manifest.episodes_sha256},
         "fingerprint": manifest.fingerprint,
     }
-    return json.dumps(document, indent=1).encode() + b"\n"
+    text = json.dumps(document, indent=1).encode() + b"\n"
+    if len(text) > MAX_MANIFEST_BYTES:
+        raise OptionError(
+            f"the manifest would have {len(text)} bytes, of which {MAX_MANIFEST_BYTES} at most are read: ask for fewer"
+            " shards, or for features of fewer values a step"
+        )
+    return text
 
 
 def window_document(spec: WindowSpec) -> dict[str, Any]:
@@ -129,10 +141,12 @@ def parse_manifest(text: bytes, file: str = MANIFEST) -> Manifest:
     Errors: FormatVersionError for a newer format, ManifestError for anything missing, unknown or contradictory.
     """
     try:
-        document = json.loads(text.decode())
-    except (ValueError, RecursionError) as error:
-        raise ManifestError(f"{file} is damaged: not JSON ({error}); copy or build the dataset again") from None
-    top = Document(document, file, "")
+        return _parse_manifest(parse_document(text, file), file)
+    except RecursionError:  # JSON is read almost as deep as Python calls; whatever compares or shows it goes deeper
+        raise ManifestError(f"{file} is damaged: it is nested too deep; copy or build the dataset again") from None
+
+
+def _parse_manifest(top: Document, file: str) -> Manifest:
     top.expect("format", FORMAT)
     version = top.integer("format_version")
     if version > FORMAT_VERSION:
@@ -151,6 +165,8 @@ def parse_manifest(text: bytes, file: str = MANIFEST) -> Manifest:
     names = [split.name for split in splits]
     if not names or len(set(names)) < len(names):
         raise top.wrong("splits", "must be named apart, and one at least")
+    if sum(split.bytes for split in splits) >= 2**63:  # and so of windows, of which each has a byte or more
+        raise top.wrong("splits", "have more bytes in all than 64 bits count")
     manifest = Manifest(
         name=name,
         window=spec,
@@ -160,13 +176,10 @@ def parse_manifest(text: bytes, file: str = MANIFEST) -> Manifest:
         splitting=splitting,
         splits=splits,
         statistics=(),
-        nonfinite=tuple(_parse_nonfinite(item, features) for item in top.objects("nonfinite")),
+        nonfinite=_parse_nonfinite(top, features),
         episodes_sha256=_parse_episodes_file(top.object("episodes_file")),
         fingerprint=top.digest("fingerprint"),
     )
-    places = [(place.episode, place.feature) for place in manifest.nonfinite]
-    if len(places) > MAX_NONFINITE or places != sorted(set(places)):
-        raise top.wrong("nonfinite", f"must have {MAX_NONFINITE} entries at most, in order of episode and feature")
     manifest = replace(manifest, statistics=_parse_statistics(top.object("statistics"), manifest))
     top.end()
     episodes, total = manifest.source.episodes, sum(split.episodes for split in splits)
@@ -203,6 +216,8 @@ def _parse_features(top: Document, spec: WindowSpec) -> tuple[tuple[Feature, ...
             raise item.wrong("name", f"is {stored.name!r:.200}, which cannot name a feature")
         if stored.dtype not in DTYPES:
             raise item.wrong("dtype", f"is none of {', '.join(DTYPES)}")
+        if len(stored.shape) > MAX_AXES:
+            raise item.wrong("shape", f"has {len(stored.shape)} axes; {MAX_AXES} at most are allowed")
         if not 0 < stored.nbytes <= MAX_RECORD_ARRAY:
             raise item.wrong("shape", f"makes an array of {stored.nbytes} bytes; 1 to {MAX_RECORD_ARRAY} are allowed")
         if stored.shape and stored.shape[0] != spec.record_steps:
@@ -252,7 +267,7 @@ def _parse_statistics(item: Document, manifest: Manifest) -> tuple[Statistics, .
     statistics = tuple(map(parse_statistics, item.objects("features")))
     item.end()
     if statistics and tuple(each.feature for each in statistics) != manifest.measured_features:
-        raise item.wrong("features", f"must be those of {', '.join(manifest.measured_features)}")
+        raise item.wrong("features", f"must be those of {', '.join(manifest.measured_features):.500}")
     shapes = {feature.name: feature.shape for feature in manifest.features}
     for each in statistics:
         components = shapes[each.feature][-1] if len(shapes[each.feature]) > 1 else 1
@@ -261,11 +276,17 @@ def _parse_statistics(item: Document, manifest: Manifest) -> tuple[Statistics, .
     return statistics
 
 
-def _parse_nonfinite(item: Document, features: Sequence[Feature]) -> Nonfinite:
-    feature = item.choice("feature", [feature.name for feature in features])
-    nonfinite = Nonfinite(item.integer("episode"), feature, item.integer("values", least=1), item.integer("step"))
-    item.end()
-    return nonfinite
+def _parse_nonfinite(top: Document, features: Sequence[Feature]) -> tuple[Nonfinite, ...]:
+    documents, names = top.objects("nonfinite"), [feature.name for feature in features]
+    found = []
+    for item in documents[: MAX_NONFINITE + 1]:
+        feature = item.choice("feature", names)
+        found.append(Nonfinite(item.integer("episode"), feature, item.integer("values", least=1), item.integer("step")))
+        item.end()
+    places = [(place.episode, place.feature) for place in found]
+    if len(places) > MAX_NONFINITE or places != sorted(set(places)):
+        raise top.wrong("nonfinite", f"must have {MAX_NONFINITE} entries at most, in order of episode and feature")
+    return tuple(found)
 
 
 def _parse_split(item: Document, dataset: str, spec: WindowSpec, record_bytes: int, by: SplitBy) -> Split:

@@ -3,6 +3,17 @@
 from collections.abc import Mapping, Sequence
 
 
+def printable(text: str, keep: str = "") -> str:
+    """Text in one line that no terminal obeys: what is not printable is escaped as in a literal, but for `keep`.
+
+    >>> print(printable("run 1\\n\\x1b[2J\\udcff.npy"))
+    run 1\\n\\x1b[2J\\udcff.npy
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
 def format_bytes(count: int) -> str:
     """A size in binary units.
 

@@ -1,6 +1,7 @@
 import csv
 import math
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,8 @@ def test_a_path_is_bytes_as_in_a_file_name(write: Write) -> None:
         ("path,x\na.npy," + "1" * 200_000 + "\n", "line 2: is not CSV .*field limit"),
         (b"path,x\na.npy,1\n\nb.npy,caf\xe9\n", r"line 4: 'caf\\udce9' is not UTF-8; save the file as UTF-8"),
         (b"path,caf\xe9\na.npy,1\n", "is not UTF-8: its columns are"),
-        (TEXT.encode("utf-16"), "is not UTF-8: its columns are"),
+        (TEXT.encode("utf-16"), "is not UTF-8: it holds zero bytes; save it as UTF-8"),
+        ("path,x\na.npy,1\0\n", "is not UTF-8: it holds zero bytes"),
     ],
 )
 def test_a_labels_file_that_cannot_be_used_is_refused(write: Write, text: str | bytes, message: str) -> None:
@@ -301,3 +303,11 @@ def test_integers_are_read_as_python_writes_them(numbers: list[int]) -> None:
 @given(st.lists(st.floats(allow_nan=False), min_size=1))
 def test_floats_are_read_as_python_writes_them(numbers: list[float]) -> None:
     assert type_of(*map(repr, numbers)) == LabelColumn(Feature("x", "float64", ()), tuple(numbers))
+
+
+def test_many_columns_are_compared_in_linear_time(write: Write) -> None:
+    names = [f"x{i}" for i in range(50_000)]
+    begin = time.perf_counter()
+    labels = read_labels(write("path," + ",".join(names) + "\na.npy" + ",1" * len(names) + "\n"))
+    assert time.perf_counter() - begin < 10
+    assert list(labels.columns) == names

@@ -642,3 +642,26 @@ def test_a_changed_archive_is_read_or_refused(file: bytes, changes: dict[int, by
         with open_source(opened, header) as reading:
             reading.steps(0, header.steps)
             reading.values()
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_bools_are_zero_or_one_whatever_the_file_holds(compressed: bool) -> None:
+    bools = np.array([0, 1, 2, 255], np.uint8).view(np.bool_)
+    fields = np.zeros(4, [("b", "?"), ("x", "u1")])
+    fields["b"] = bools
+    raw = npy(fields).replace(b"\1\0\1\0", b"\2\0\xff\0")
+
+    (lone,), (archived,) = read(npy(bools), (0, 4)), read(npz({"b": bools}, compressed), (0, 4))
+
+    assert lone["window"].view(np.uint8).tolist() == archived["b"].view(np.uint8).tolist() == [0, 1, 1, 1]
+    assert read(raw, (0, 4))[0]["b"].view(np.uint8).tolist() == [0, 1, 1, 1]
+    assert values(npz({"x": FLOATS, "done": np.uint8(7).view(np.bool_)}, compressed))["done"].view(np.uint8) == 1
+
+
+def test_an_archive_that_points_to_before_its_begin_is_damaged(tmp_path: Path) -> None:
+    end = STORED.index(b"PK\x05\x06")
+    file = tmp_path / "e.npz"
+    file.write_bytes(STORED[: end + 12] + struct.pack("<I", 2**19) + STORED[end + 16 :])
+
+    with file.open("rb") as opened, pytest.raises(NpyError, match=r"is a damaged \.npz archive"):
+        read_source_header(opened, "e.npz", len(STORED))

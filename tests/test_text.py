@@ -1,7 +1,7 @@
 import pytest
 
 from shards.manifest_file import window_document
-from shards.text import format_bytes, format_table, format_window
+from shards.text import format_bytes, format_table, format_window, printable
 from shards.windows import WindowSpec
 
 
@@ -55,3 +55,18 @@ def test_a_tables_lines_do_not_end_in_spaces() -> None:
 )
 def test_how_windows_are_cut_is_told_in_words(spec: WindowSpec, words: str) -> None:
     assert format_window(window_document(spec)) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("run 1/a.npy", "run 1/a.npy"),
+        ("ünï\\", "ünï\\"),
+        ("a\nb\r\t", r"a\nb\r\t"),
+        ("\x1b[2J\x9b\0", r"\x1b[2J\x9b\x00"),
+        ("\udcff\u202e\u2028", r"\udcff\u202e\u2028"),
+    ],
+)
+def test_what_a_terminal_would_obey_is_escaped(text: str, shown: str) -> None:
+    assert printable(text) == shown
+    assert printable("x\n" + text, keep="\n") == "x\n" + shown.replace(r"\n", "\n")
