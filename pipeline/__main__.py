@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from shards.command import Command, discard_output, run_command
 from shards.manifest import MAX_NONFINITE
-from shards.text import format_bytes
+from shards.text import format_bytes, printable
 from shards.windows import TAILS
 
 from .files import is_remote
@@ -134,7 +134,7 @@ def _build(parsed: argparse.Namespace) -> int:
     along_time = {feature.name for feature in manifest.features if feature.shape}
     for each in manifest.nonfinite:
         first = f", the first in step {each.step}" if each.feature in along_time else ""
-        path = planned.episodes.paths[each.episode]
+        path = printable(planned.episodes.paths[each.episode])
         print(f"warning: {path} has {each.values:,} NaN or infinite values in {each.feature}{first}", file=sys.stderr)
     if len(manifest.nonfinite) == MAX_NONFINITE:
         print(f"warning: there may be more; the first {MAX_NONFINITE} are told", file=sys.stderr)

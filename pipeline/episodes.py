@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from shards.errors import EpisodeError, OptionError
 from shards.features import DTYPES, kind_of
 from shards.record import MAX_EPISODES, MAX_STEPS
+from shards.text import printable
 
 from .files import is_remote, open_file
 from .inputs import EpisodeFile
@@ -18,7 +19,7 @@ from .npy import NpyError
 from .options import OnError
 from .source import Form, SourceArray, SourceHeader, arrays_of, read_source_header
 
-_LISTED = 50  # bad files that one error message names
+_LISTED, _SHOWN = 50, 500  # bad files, or kinds of them, that one error message names, and letters of a kind
 _THREADS = 32  # header reads in flight: the latency of an object store is hidden, a local disk not hurt
 _FILES_PER_TASK = 64
 _INTEGERS = {name: np.iinfo(dtype) for name, dtype in DTYPES.items() if dtype.kind in "iu"}
@@ -149,7 +150,7 @@ def attach_labels(episodes: Episodes, labels: Labels, leave_out: Collection[str]
     lacking = [i for i in np.flatnonzero(rows < 0).tolist() if i not in episodes.problems]
     if lacking and (on_error == "fail" or len(lacking) + len(episodes.problems) == len(rows)):
         skip = ", or leave these episodes out with --on_error skip" if on_error == "fail" else ": no episode is left"
-        listed = [f"  {episodes.paths[i]}" for i in lacking[:_LISTED]]
+        listed = [f"  {printable(episodes.paths[i])}" for i in lacking[:_LISTED]]
         listed += [f"  and {len(lacking) - _LISTED} more"] if len(lacking) > _LISTED else []
         raise EpisodeError(
             "\n".join(
@@ -255,7 +256,7 @@ def _step_bytes(array: SourceArray) -> int:
 
 def _list_problems(files: Sequence[EpisodeFile], problems: dict[int, str]) -> str:
     lines = [f"{len(problems)} of {len(files)} episode files cannot be used:"]
-    lines += [f"  {files[i].root}{files[i].path} {why}" for i, why in list(problems.items())[:_LISTED]]
+    lines += [f"  {printable(files[i].root + files[i].path)} {why}" for i, why in list(problems.items())[:_LISTED]]
     if len(problems) > _LISTED:
         lines.append(f"  and {len(problems) - _LISTED} more")
     return "\n".join(lines)
@@ -265,15 +266,18 @@ def _list_groups(
     files: Sequence[EpisodeFile], table: HeaderTable, kinds: Sequence[Kind], counts: Mapping[Kind, int]
 ) -> str:
     lines = [f"episodes must agree in arrays, dtypes and step shapes, but there are {len(counts)} kinds:"]
-    for kind, count in sorted(counts.items(), key=lambda item: -item[1]):
+    for kind, count in sorted(counts.items(), key=lambda item: -item[1])[:_LISTED]:
         same = np.array([other == kind for other in kinds])
         rows = np.flatnonzero((table.form >= 0) & same[table.form])[:2]
-        lines.append(f"  {count} of {_shown(kind)}, such as {', '.join(files[i].path for i in rows)}")
+        lines.append(f"  {count} of {_shown(kind)}, such as {', '.join(printable(files[i].path) for i in rows)}")
+    if len(counts) > _LISTED:
+        lines.append(f"  and {len(counts) - _LISTED} more")
     return "\n".join(lines)
 
 
 def _shown(kind: Kind) -> str:
-    return "; ".join(describe_array(array, named=len(kind) > 1 or array.name != "window") for array in kind)
+    described = "; ".join(describe_array(array, named=len(kind) > 1 or array.name != "window") for array in kind)
+    return described if len(described) <= _SHOWN else f"{described[:_SHOWN]}... ({len(kind)} arrays)"
 
 
 def describe_array(array: SourceArray, named: bool) -> str:

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 from uuid import uuid4
 
 from shards.errors import OutputError
+from shards.regular_file import open_regular
 
 Buffer = bytes | memoryview
 TEMPORARY = ".tmp"
@@ -85,9 +86,9 @@ def write_file(path: str, data: Buffer) -> None:
 
 
 def open_file(path: str) -> BinaryIO:
-    """Open a file for reading bytes; seekable."""
+    """Open a file for reading bytes; seekable. Errors: OSError, also for what is no regular file."""
     if not is_remote(path):
-        return open(path, "rb")
+        return open_regular(path)
     with _beam(path) as beam:
         opened: BinaryIO = beam.open(path, compression_type="uncompressed")
     return opened

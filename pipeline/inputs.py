@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from shards.episode_table import leads_out
 from shards.errors import EpisodeError
+from shards.text import printable
 
 from .files import FileState, exists, file_state, files_below, is_remote
 
@@ -52,6 +54,9 @@ def find_episodes(inputs: Sequence[str]) -> list[EpisodeFile]:
     if not is_remote(places[0]):
         _refuse_same_files(states)
     root = _common_folder(folders)
+    for path in states:
+        if leads_out(path[len(root) :]):  # an object may be called so
+            raise EpisodeError(f"{printable(path)} has an empty part or a part '..' in its path: rename it")
     return sorted((EpisodeFile(root, path[len(root) :], state) for path, state in states.items()), key=lambda f: f.path)
 
 
@@ -65,7 +70,8 @@ def _refuse_same_files(paths: Iterable[str]) -> None:
             continue  # told later, with all others that cannot be read
         other = seen.setdefault((status.st_dev, status.st_ino), path)
         if other != path:
-            raise EpisodeError(f"{other} and {path} are the same file, by a link: leave one of them out")
+            same = f"{printable(other)} and {printable(path)}"
+            raise EpisodeError(f"{same} are the same file, by a link: leave one of them out")
 
 
 def _expand(place: str) -> tuple[str, Iterator[tuple[str, FileState]]]:

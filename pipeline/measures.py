@@ -9,6 +9,7 @@ from shards.errors import EpisodeError
 from shards.features import Feature, kind_of
 from shards.manifest import MAX_NONFINITE
 from shards.moments import Merging, Moments, measure
+from shards.text import printable
 from shards.windows import Int64s
 
 from .tasks import Recipe, SourceEpisode
@@ -56,7 +57,7 @@ class Measures:
     def _tell(self, number: int, episode: SourceEpisode, feature: Feature, count: int, step: int) -> None:
         if self._recipe.fail_nonfinite:
             where = f"from step {step} on" if feature.shape else "for the whole episode"
-            path = self._recipe.root + episode.path
+            path = printable(self._recipe.root + episode.path)
             raise EpisodeError(
                 f"{path} holds NaN or infinite values in {feature.name}, stored as {feature.dtype}, {where}"
             )

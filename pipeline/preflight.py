@@ -16,6 +16,7 @@ from .files import exists, files_below, free_bytes, is_remote, join, list_files
 from .publish import dataset_files, own_files
 from .runner import runs_here, worker_count
 
+_MOST_COMPONENTS = 10**6  # some 170 bytes each, of the 256 MiB that a manifest may have
 _MEMORY_PER_SHARD = 1.2  # a worker's peak, in shards; measured: the shard, a span of the source, and 40 MB
 
 
@@ -40,6 +41,13 @@ def check_output(plan: DatasetPlan) -> None:
         raise OptionError("building needs Apache Beam: pip install 'episode-windows[pipeline]'")
     output = plan.output
     _check_folder(output)
+    measured = [feature.shape for feature in plan.features if feature.name in plan.manifest.measured_features]
+    components = sum(shape[-1] if len(shape) > 1 else 1 for shape in measured)
+    if components > _MOST_COMPONENTS:
+        raise OptionError(
+            f"the last axes of the features have {components:,} places, of each of which the manifest holds statistics;"
+            f" {_MOST_COMPONENTS:,} are the most: reshape the arrays, or choose fewer --features"
+        )
     report = plan.options.report
     if report is not None and not is_remote(report) and not os.path.isdir(os.path.dirname(os.path.abspath(report))):
         raise OutputError(f"{report} cannot be written: there is no folder for it")

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from shards.errors import BuildError, ManifestError
 from shards.manifest import MAX_NONFINITE, Manifest, Nonfinite, Shard
-from shards.manifest_file import format_manifest, parse_manifest
+from shards.manifest_file import MAX_MANIFEST_BYTES, format_manifest, parse_manifest
 from shards.moments import Merging
 from shards.naming import EPISODES, MANIFEST, STAGING
 from shards.statistics import Statistics, summarize
@@ -47,13 +47,13 @@ def finish_publishing(output: str, staging: str) -> str:
     Nothing is deleted but what the dataset that is replaced names as its own.
     """
     final, replaced, whole = join(output, MANIFEST), join(staging, REPLACED), join(staging, MANIFEST)
-    names = dataset_files(parse_manifest(read_file(whole), staging))
+    names = dataset_files(_read_manifest(whole))
     if exists(final):
         move_files([final], [replaced])  # from here to the last move the folder holds no dataset
     staged = [name for name in list_files(staging) if name in names]
     move_files([join(staging, name) for name in staged], [join(output, name) for name in staged])
     if exists(replaced):
-        stale = dataset_files(parse_manifest(read_file(replaced), replaced)) - names
+        stale = dataset_files(_read_manifest(replaced)) - names
         delete_files([join(output, name) for name in list_files(output) if name in stale])
     delete_files([join(staging, name) for name in list_files(staging) if name not in {MANIFEST, DRAFT}])
     delete_files([join(staging, name) for name in list_files(staging) if name == DRAFT])
@@ -90,7 +90,7 @@ def own_files(output: str) -> set[str]:
     """The names of files in `output` that a build put there, by what whole or interrupted datasets say."""
     staged = [join(staging, name) for staging in staged_folders(output) for name in (REPLACED, MANIFEST)]
     manifests = [path for path in [*staged, join(output, MANIFEST)] if exists(path)]
-    named = (dataset_files(parse_manifest(read_file(path), path)) for path in manifests)
+    named = (dataset_files(_read_manifest(path)) for path in manifests)
     return {MANIFEST, STAGING + "/"}.union(*named)
 
 
@@ -168,6 +168,10 @@ def published_manifest(output: str) -> Manifest | None:
     """The manifest in the output folder; None where there is none or it is damaged."""
     path = join(output, MANIFEST)
     try:
-        return parse_manifest(read_file(path), path) if exists(path) else None
-    except ManifestError:
+        return _read_manifest(path) if exists(path) else None
+    except (OSError, ManifestError):
         return None
+
+
+def _read_manifest(path: str) -> Manifest:
+    return parse_manifest(read_file(path, 0, MAX_MANIFEST_BYTES + 1), path)

@@ -9,7 +9,7 @@ from shards.errors import EpisodeError
 from shards.features import Feature
 from shards.manifest_file import window_document
 from shards.record import record_layout
-from shards.text import format_bytes, format_table, format_window
+from shards.text import format_bytes, format_table, format_window, printable
 from shards.windows import TAILS
 
 from .draft import DatasetPlan, features_of
@@ -73,7 +73,7 @@ def describe_plan(plan: DatasetPlan) -> dict[str, Any]:
 
 
 def _describe_label(feature: Feature) -> str:
-    some = ", ".join(feature.classes[:_EXAMPLES]) + (", ..." if len(feature.classes) > _EXAMPLES else "")
+    some = printable(", ".join(feature.classes[:_EXAMPLES])) + (", ..." if len(feature.classes) > _EXAMPLES else "")
     kind = f"one of {len(feature.classes)} classes ({some})" if feature.classes else f"one {feature.dtype}"
     return f"{feature.name}: {kind} an episode"
 
@@ -142,13 +142,13 @@ def format_plan(described: dict[str, Any]) -> str:
         f"windows   {described['windows']:,} {format_window(described['window'])}",
     ]
     if described["splitting"]["by"] == "hash" and described["splitting"]["group_by"] is None:
-        lines.append(f"split by  a hash of each path below {described['root']}")
+        lines.append(f"split by  a hash of each path below {printable(described['root'])}")
     if described["inflated"]:
         lines.append("slow      compressed arrays are decompressed anew for each shard; np.savez stores them plain")
     if described["short"]:
         lines.append(_listed("too short", "episodes have no window", described["short"]))
     if described["skipped"]:
-        reasons = [f"{path} {why}" for path, why in described["skipped"].items()]
+        reasons = [f"{printable(path)} {why}" for path, why in described["skipped"].items()]
         lines.append(_listed("skipped", "files cannot be used", reasons))
     if described["labels_without_episode"]:
         lines.append(_listed("labels", "rows are of no episode", described["labels_without_episode"]))
@@ -166,7 +166,7 @@ def format_plan(described: dict[str, Any]) -> str:
             f"smaller   {format_bytes(better['bytes'])} with --windows_per_record {better['windows_per_record']}:"
             " windows that overlap share a record (auto chooses the number)"
         )
-    return "\n".join(lines)
+    return "\n".join(printable(line, keep="\n") for line in lines)
 
 
 def _format_splits(splits: list[dict[str, Any]]) -> str:
@@ -201,4 +201,4 @@ def _format_tails(described: dict[str, Any]) -> str:
 
 def _listed(label: str, what: str, items: list[str]) -> str:
     more = f" and {len(items) - _EXAMPLES} more (--json lists them)" if len(items) > _EXAMPLES else ""
-    return f"{label:<9} {len(items)} {what}: {', '.join(items[:_EXAMPLES])}{more}"
+    return f"{label:<9} {len(items)} {what}: {printable(', '.join(items[:_EXAMPLES]))}{more}"

@@ -17,6 +17,7 @@ from shards.keyed_hash import keyed_hash
 from shards.memory import Buffers
 from shards.moments import Moments
 from shards.record import INDEX, Field
+from shards.text import printable
 from shards.windows import Int64s, WindowSpec
 
 from .files import file_state, join, open_file, write_file
@@ -197,31 +198,32 @@ def read_spans(
     was written to in the meantime.
     """
     path = recipe.root + episode.path
+    name = printable(path)
     planned = SourceHeader(recipe.forms[episode.form], episode.file_steps, episode.offsets)
     labels = {name: np.asarray(value) for name, value in zip(recipe.labels, episode.labels, strict=True)}
     try:
         with open_file(path) as opened:
             if _header(opened, path, recipe.picked) != planned:
-                raise EpisodeError(f"{path} is not the file that was planned with: it changed while the build ran")
+                raise EpisodeError(f"{name} is not the file that was planned with: it changed while the build ran")
             with open_source(opened, planned) as source:
-                values = _stored(recipe, path, 0, source.values() | labels)
+                values = _stored(recipe, name, 0, source.values() | labels)
                 for span in spans:
                     cut = cut_span(recipe.spec, span, episode.steps)
                     first, steps = episode.begin + cut.begin, cut.end - cut.begin
                     with tally.timed("read"):
-                        arrays = _stored(recipe, path, first, source.steps(first, steps)) | values
+                        arrays = _stored(recipe, name, first, source.steps(first, steps)) | values
                     tally.add("read", 1, steps, steps * recipe.step_bytes)
                     yield cut, arrays
         if file_state(path) != episode.state:
-            raise EpisodeError(f"{path} was written to, or went away, while the build ran")
+            raise EpisodeError(f"{name} was written to, or went away, while the build ran")
     except NpyError as error:
-        raise EpisodeError(f"{path} {error}") from None
+        raise EpisodeError(f"{name} {error}") from None
     except EOFError:
         raise EpisodeError(
-            f"{path} ended before its {episode.file_steps} steps: it changed while the build ran"
+            f"{name} ended before its {episode.file_steps} steps: it changed while the build ran"
         ) from None
     except OSError as error:
-        raise EpisodeError(f"{path} could not be read while the build ran: {error.strerror or error}") from error
+        raise EpisodeError(f"{name} could not be read while the build ran: {error.strerror or error}") from error
 
 
 def _header(opened: BinaryIO, path: str, picked: Collection[str] | None) -> SourceHeader | None:
@@ -231,7 +233,7 @@ def _header(opened: BinaryIO, path: str, picked: Collection[str] | None) -> Sour
         return None
 
 
-def _stored(recipe: Recipe, path: str, first: int, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _stored(recipe: Recipe, name: str, first: int, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The arrays in the dtypes that they are stored as; those of the same dtype stay in the file's byte order."""
     stored = {}
     for feature in recipe.features:
@@ -244,7 +246,7 @@ def _stored(recipe: Recipe, path: str, first: int, arrays: Mapping[str, np.ndarr
             if dtype.kind in "iu" and not np.can_cast(array.dtype, dtype) and (wrong := cast != array).any():
                 step, value = np.argwhere(wrong)[0], array[wrong].flat[0]
                 where = f"step {first + int(step[0])} of {feature.name}" if array.ndim else feature.name
-                raise EpisodeError(f"{path} holds {value} in {where}, which {feature.dtype} cannot store")
+                raise EpisodeError(f"{name} holds {value} in {where}, which {feature.dtype} cannot store")
             array = cast
         stored[feature.name] = array
     return stored

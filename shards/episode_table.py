@@ -51,6 +51,15 @@ def _quoted(text: str) -> str:
     return '"' + text.replace('"', '""') + '"' if _SPECIAL.search(text) else text
 
 
+def leads_out(path: str) -> bool:
+    """Whether a path below a folder may lead out of it: one that is absolute, or has a part `..`.
+
+    >>> leads_out("a/b..c.npy"), leads_out("a/../b.npy"), leads_out("/a.npy")
+    (False, True, True)
+    """
+    return _OUTSIDE.match(path) is not None
+
+
 def parse_episodes(data: bytes, file: str = EPISODES) -> Iterator[EpisodeRow]:
     """The inverse of `format_episodes`; ManifestError for what it cannot have made, such as a path out of the root."""
     if b"\0" in data:  # which not every version of Python's reader refuses
@@ -62,7 +71,7 @@ def parse_episodes(data: bytes, file: str = EPISODES) -> Iterator[EpisodeRow]:
         for episode, path, steps, split, begin, end, windows, group, left_out in lines:
             if not _NUMBERS.fullmatch(f"{episode},{steps},{begin},{end},{windows},"):
                 raise ValueError("a number is not written as a whole number of 13 digits at most")
-            if _OUTSIDE.match(path):
+            if leads_out(path):
                 raise ValueError(f"the path {path[:100]!r} leads out of the episodes' folder")
             yield EpisodeRow(int(episode), path, int(steps), split, int(begin), int(end), int(windows), group, left_out)
     except (ValueError, csv.Error) as error:

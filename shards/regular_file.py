@@ -1,24 +1,32 @@
-"""Reading a small file whole, in a folder where its name may be that of anything."""
+"""Reading files in folders where their names may be those of anything."""
 
 import errno
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 
-def read_regular(file: str | Path, most: int) -> bytes:
-    """The bytes of a local file that is regular and has `most` bytes at most.
+def open_regular(file: str | Path) -> BinaryIO:
+    """Open a local file, which must be regular, for reading.
 
     Errors: OSError for any other: a pipe is not waited for, and a device, which may never end, not read. ValueError for
     a name that no file can have.
     """
-    with open(file, "rb", opener=_open_at_once) as opened:
-        status = os.fstat(opened.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file (a pipe or a device)", str(file))
-        if status.st_size > most:
-            raise OSError(errno.EFBIG, f"it has {status.st_size} bytes; {most} at most are read", str(file))
-        return opened.read(status.st_size)
+    opened = open(file, "rb", opener=_open_at_once)  # noqa: SIM115 the caller closes it
+    if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+        opened.close()
+        raise OSError(errno.EINVAL, "it is no regular file (a pipe or a device)", str(file))
+    return opened
+
+
+def read_regular(file: str | Path, most: int) -> bytes:
+    """The bytes of a local file that is regular and has `most` bytes at most. Errors: those of `open_regular`."""
+    with open_regular(file) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if size > most:
+            raise OSError(errno.EFBIG, f"it has {size} bytes; {most} at most are read", str(file))
+        return opened.read(size)
 
 
 def _open_at_once(file: str, flags: int) -> int:

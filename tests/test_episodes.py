@@ -503,3 +503,34 @@ def test_labels_may_be_stored_as_other_dtypes(tmp_path: Path, save_episodes: Sav
         cast_episodes(table, {"word": "int8"})
     with pytest.raises(OptionError, match="dtype names reward, but the features are n, window, word, x"):
         cast_episodes(table, {"reward": "int8"})
+
+
+def test_of_many_kinds_fifty_are_named(tmp_path: Path, save_episodes: SaveEpisodes) -> None:
+    save_episodes(tmp_path, [np.zeros((5, width), "u1") for width in range(1, 61)])
+
+    with pytest.raises(EpisodeError) as caught:
+        survey_folder(tmp_path)
+
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "episodes must agree in arrays, dtypes and step shapes, but there are 60 kinds:"
+    assert (len(lines), lines[-2]) == (53, "  and 10 more")
+
+
+def test_a_kind_of_many_arrays_is_told_in_short(tmp_path: Path, save_episodes: SaveEpisodes) -> None:
+    fields = np.dtype([(f"channel_{i:03d}", "f4") for i in range(999)])
+    save_episodes(tmp_path, {"a": np.zeros(5, fields), "b": np.zeros(5, "f4"), "c": np.zeros(5, "f4")})
+
+    table = survey_folder(tmp_path, on_error="skip")
+
+    assert table.problems[0].startswith("is channel_000: float32 with shape (steps,); channel_001: float32")
+    assert table.problems[0].endswith("... (999 arrays) where most episodes are float32 with shape (steps,)")
+    assert len(table.problems[0]) < 600
+
+
+def test_a_name_cannot_pass_for_a_line_of_the_message(tmp_path: Path) -> None:
+    (tmp_path / "a\n  b.npy is fine\x1b[2J.npy").touch()
+
+    with pytest.raises(EpisodeError) as caught:
+        survey_folder(tmp_path)
+
+    assert str(caught.value).splitlines()[1] == f"  {tmp_path}/a\\n  b.npy is fine\\x1b[2J.npy is empty"

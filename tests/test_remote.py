@@ -222,3 +222,37 @@ def test_folders_at_urls_are_listed_and_deleted() -> None:
     assert FILES == {"memory://bucket/ab": b"3"}
     assert not exists("memory://bucket/a/d")
     FILES.clear()
+
+
+@pytest.mark.parametrize("name", ["in//x.npy", "in/a/../x.npy"])
+def test_an_object_whose_name_would_lead_out_of_a_folder_is_refused(name: str) -> None:
+    FILES.update({f"memory://bucket/{name}": b"", "memory://bucket/in/y.npy": b""})
+    with pytest.raises(EpisodeError, match=r"x\.npy has an empty part or a part '\.\.' in its path: rename it"):
+        find_episodes(["memory://bucket/in"])
+    FILES.clear()
+
+
+def test_an_object_that_was_replaced_since_the_plan_is_noticed(episodes: list[np.ndarray]) -> None:
+    planned = plan(options())
+    stage_plan(planned)
+    FILES["memory://bucket/in/run0/0.npy"] += b"more"
+    tasks = [read_task(planned.staging, place) for place in task_places(planned.staging)]
+    failures = [done.error for task in tasks if (done := write_shard(planned.recipe, task)).error]
+    assert set(failures) == {"memory://bucket/in/run0/0.npy was written to, or went away, while the build ran"}
+
+
+def test_an_interrupted_build_at_a_url_goes_on(episodes: list[np.ndarray]) -> None:
+    build()
+    unbroken = dict(FILES)
+    for path in list(FILES):
+        if path.startswith("memory://bucket/out/"):
+            del FILES[path]
+    planned = plan(options())
+    stage_plan(planned)
+    first = write_shard(planned.recipe, next(planned.tasks()))
+    with pytest.raises(OutputError, match="holds an unfinished build, and this one is another: shift was 3 and is 4"):
+        stage_plan(plan(options(shift=4)))
+    stage_plan(planned)
+    assert write_shard(planned.recipe, next(planned.tasks())) == first
+    build()
+    assert unbroken == FILES

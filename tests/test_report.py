@@ -296,3 +296,13 @@ def test_a_recommendation_can_be_followed_with_the_shards_that_were_asked_for(
     assert -(-39_981 // better["windows_per_record"]) >= 5 * 64  # each shard is still a fair sample
     assert plan(replace(options, windows_per_record=better["windows_per_record"])).manifest.bytes == better["bytes"]
     assert plan(replace(options, windows_per_record="auto")).manifest.bytes == better["bytes"]
+
+
+def test_names_are_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in/a.npy", np.zeros(9))
+    np.save(tmp_path / "in/b\nc\x1b[2J.npy", np.zeros(1))
+
+    text = format_plan(describe_plan(plan(BuildOptions((f"{tmp_path}/in",), f"{tmp_path}/out", window_length=4))))
+
+    assert "\ntoo short 1 episodes have no window: b\\nc\\x1b[2J.npy\n" in text

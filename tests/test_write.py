@@ -325,6 +325,17 @@ def test_an_episode_that_was_written_to_since_the_plan_is_named(
     assert not list(tmp_path.glob("*.tfrecord*"))
 
 
+def test_a_pipe_in_place_of_an_episode_is_not_waited_for(prepare: Prepare, tmp_path: Path) -> None:
+    recipe, sources = prepare([np.zeros((40, 3), "f4")])
+    (tmp_path / "in/000.npy").unlink()
+    os.mkfifo(tmp_path / "in/000.npy")
+
+    done = write_shard(recipe, task_of([Span(0, 0, 4)], sources))
+
+    why = "could not be read while the build ran: it is no regular file (a pipe or a device)"
+    assert done.error == f"{tmp_path}/in/000.npy {why}"
+
+
 def test_a_disk_that_fails_in_the_middle_of_an_episode_is_named(
     prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
