@@ -161,7 +161,9 @@ def describe_failures(failures: Sequence[str]) -> str:
     lines = [f"{len(failures)} of the shards could not be written:", *(f"  {failure}" for failure in listed[:20])]
     if len(listed) > 20:
         lines.append(f"  and {len(listed) - 20} more")
-    return "\n".join([*lines, "Mend the cause and run the same command again: it goes on with what is finished."])
+    lines.append("Mend the cause and run the same command again: it goes on with what is finished. If episodes were")
+    lines.append("changed, it begins anew with --overwrite.")
+    return "\n".join(lines)
 
 
 def published_manifest(output: str) -> Manifest | None:

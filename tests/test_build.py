@@ -275,7 +275,7 @@ def test_an_episode_that_shrinks_after_planning_fails_the_build_by_name(
     message = str(caught.value)
     assert "e002.npy ended before its 333 steps: it changed while the build ran" in message
     assert f"e{test[0]:03d}.npy could not be read while the build ran: No such file or directory" in message
-    assert message.endswith("Mend the cause and run the same command again: it goes on with what is finished.")
+    assert "Mend the cause and run the same command again: it goes on with what is finished." in message
     assert os.listdir(tmp_path / "out") == ["incomplete.tmp"]
 
 

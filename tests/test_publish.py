@@ -301,7 +301,8 @@ def test_failures_are_told_once_each_and_twenty_at_most() -> None:
         "100 of the shards could not be written:",
         *(f"  e{i:02d}.npy is gone" for i in range(20)),
         "  and 5 more",
-        "Mend the cause and run the same command again: it goes on with what is finished.",
+        "Mend the cause and run the same command again: it goes on with what is finished. If episodes were",
+        "changed, it begins anew with --overwrite.",
     ]
 
 
