@@ -1,18 +1,17 @@
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forgery import patch, rewrite_episodes, rewrite_manifest, rewrite_shard, window
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import BuildHere, SaveEpisodes
 from shards import Dataset, ManifestError, open_dataset
 from shards.episode_table import EpisodeRow, episode_paths, find_leaks, format_episodes, parse_episodes
-from shards.manifest_file import format_manifest
 from shards.verify import examine, verify
 
 Build = Callable[..., Dataset]
@@ -28,21 +27,6 @@ def build(save_episodes: SaveEpisodes, build_here: BuildHere, tmp_path: Path) ->
         return build_here(inputs, tmp_path / "out", **{"window_length": 6, "shift": 2, "num_shards": 2, **options})
 
     return run
-
-
-def patch(file: Path, begin: int, data: bytes) -> None:
-    with file.open("r+b") as opened:
-        opened.seek(begin)
-        opened.write(data)
-
-
-def rewrite_episodes(dataset: Dataset, change: Callable[[list[EpisodeRow]], list[EpisodeRow]]) -> None:
-    """Replace episodes.csv and its digest in the manifest, as only somebody who means to could."""
-    file = dataset.folder / "episodes.csv"
-    data = format_episodes(change(list(parse_episodes(file.read_bytes()))))
-    file.write_bytes(data)
-    changed = replace(dataset.manifest, episodes_sha256=sha256(data).hexdigest())
-    (dataset.folder / "manifest.json").write_bytes(format_manifest(changed))
 
 
 @pytest.mark.parametrize("tail", ["drop", "pad", "align"])
@@ -76,13 +60,6 @@ def test_a_flipped_byte_is_found_in_its_record(build: Build) -> None:
 
 def sha_of(file: str) -> str:
     return f"{file} is not the file that manifest.json describes: its SHA-256 is another"
-
-
-def window(dataset: Dataset, file: str, record: int, split: str = "train") -> str:
-    windows = dataset[split]
-    before = sum(shard.windows for shard in windows.split.shards if shard.file < file)
-    path, start = windows.locate(before + record)
-    return f"the window of {path} from step {start} on"
 
 
 def test_a_record_in_the_place_of_another_is_found(build: Build) -> None:
@@ -146,23 +123,6 @@ def test_a_record_of_another_split_is_found(build: Build) -> None:
     patch(train, 0, test.read_bytes()[: dataset.manifest.layout.record_bytes])
     strange = window(dataset, test.name, 0, "test")
     assert f"{train.name} has what its split does not in record 0, {strange}" in verify(dataset.folder)
-
-
-def rewrite_shard(dataset: Dataset, change: Callable[[np.ndarray], None]) -> str:
-    """Change the records of train's first shard, mend checksums and digests, and give its name: the worst forgery."""
-    split = dataset["train"].split
-    file, layout = dataset.folder / split.shards[0].file, dataset.manifest.layout
-    records = np.fromfile(file, np.uint8).reshape(-1, layout.record_bytes)
-    change(records)
-    layout.write_checksums(records)
-    file.write_bytes(records.tobytes())
-    shard = replace(split.shards[0], sha256=sha256(records.tobytes()).hexdigest())
-    splits = tuple(
-        replace(each, shards=(shard, *each.shards[1:])) if each.name == "train" else each
-        for each in dataset.manifest.splits
-    )
-    (dataset.folder / "manifest.json").write_bytes(format_manifest(replace(dataset.manifest, splits=splits)))
-    return file.name
 
 
 def test_a_valid_example_that_is_laid_out_otherwise_is_found(build: Build) -> None:
@@ -284,10 +244,6 @@ def test_an_unfinished_build_is_told_and_no_fault(build: Build) -> None:
         (),
         ("incomplete.tmp is there: a build is under way or was interrupted; the dataset is the one before",),
     )
-
-
-def rewrite_manifest(dataset: Dataset, **changes: object) -> None:
-    (dataset.folder / "manifest.json").write_bytes(format_manifest(replace(dataset.manifest, **changes)))
 
 
 def test_counts_of_the_source_are_those_of_the_episodes(build: Build) -> None:
