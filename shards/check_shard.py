@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from .manifest import Manifest, Shard
 from .measured_records import MeasuredRecords, Places, can_measure
-from .moments import Moments
 from .naming import MANIFEST
 from .record import INDEX
 from .record_faults import Words, Wrong, wrong_values
 from .sections import Sections
+from .sums import Sums
 from .windows import Int64s
 
 BLOCK_BYTES = 2**22  # some hundred operations take 1/20 of the time that it takes to hash a block
@@ -62,7 +62,7 @@ class ShardCheck:
     faults: list[str] = field(default_factory=list)
     wrong: list[Wrong] = field(default_factory=list)
     numbers: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
-    moments: dict[str, Moments] = field(default_factory=dict)
+    sums: dict[str, Sums] = field(default_factory=dict)
     nonfinite: Places = field(default_factory=dict)
 
 
@@ -180,4 +180,4 @@ class _RecordChecker:
         if whole and self._windows != shard.windows:
             check.faults.append(f"{shard.file} holds {self._windows} windows where {MANIFEST} says {shard.windows}")
         if self._measured is not None:
-            check.moments, check.nonfinite = self._measured.moments(), self._measured.nonfinite()
+            check.sums, check.nonfinite = self._measured.sums(), self._measured.nonfinite()

@@ -1,6 +1,6 @@
 """What a shard's records say of the values of their steps, each covered step once: statistics, and what is not finite.
 
-`pipeline` measures the episodes; this measures the windows, and in another order, so sums differ in their last bits.
+`pipeline` measures the episodes; this measures the windows, and in another order.
 """
 
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from .features import kind_of
 from .manifest import MAX_NONFINITE, Manifest
-from .moments import Merging, Moments, measure
 from .record import Field
 from .sections import Sections
+from .sums import Sums, add_up, together
 from .windows import Int64s, WindowSpec
 
 #: {(episode, feature): (values, first step)}
@@ -29,7 +29,8 @@ class MeasuredRecords:
 
     def __init__(self, manifest: Manifest, sections: Sections, statistics: bool) -> None:
         self._sections, self._fields = sections, [manifest.layout.field(each.name) for each in manifest.features]
-        self._merging = {name: Merging() for name in manifest.measured_features if statistics}
+        self._told = {each.feature: each for each in manifest.statistics if statistics}
+        self._sums: dict[str, Sums] = {}
         self._nonfinite: Places = {}
 
     def add(self, records: NDArray[np.uint8], numbers: Int64s) -> None:
@@ -56,9 +57,9 @@ class MeasuredRecords:
 
     def _measure(self, field: Field, values: np.ndarray, episode: Int64s, first: Int64s) -> None:
         name, kind = field.feature.name, kind_of(field.feature.dtype)
-        if name in self._merging:
-            part = measure(values.reshape(-1, *values.shape[2:]))
-            self._merging[name].add(part)
+        if name in self._told:
+            part = add_up(values, self._told[name])
+            self._sums[name] = together([self._sums[name], part]) if name in self._sums else part
             suspect = bool(part.nan.any() or part.infinite.any())
         else:
             suspect = kind in "fc" and not _finite(values).all()
@@ -82,10 +83,9 @@ class MeasuredRecords:
             self._nonfinite, {(number, field.feature.name): (n, step) for number, n, step in found}, first is None
         )
 
-    def moments(self) -> dict[str, Moments]:
-        """The moments of each feature that has statistics."""
-        found = {name: merging.result() for name, merging in self._merging.items()}
-        return {name: part for name, part in found.items() if part is not None}
+    def sums(self) -> dict[str, Sums]:
+        """The sums of each feature that has statistics."""
+        return self._sums
 
     def nonfinite(self) -> Places:
         """The first places of values that are not finite, as many as a manifest can name."""
