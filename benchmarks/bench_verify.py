@@ -2,8 +2,9 @@
 
     python benchmarks/bench_verify.py
 
-Shapes are those of bench_stream.py. Every system reads all shards once, in turns; MB/s of shards, process start left out
-but for the command itself. Cold means that the system was asked to drop the shards from its cache before.
+Shapes are those of bench_stream.py. Every system reads all shards once, in turns; MB/s of shards. The start of this
+process is left out, that of the command and of workers is not. Cold means that the system was asked to drop the shards
+from its cache before.
 """
 
 import argparse
@@ -20,8 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-
 from data import SHAPES, make_data
+
 from machine import describe_machine, write_results
 from shards import load_manifest
 from shards.side_by_side import core_count, in_processes, in_threads

@@ -92,6 +92,8 @@ def check_shard(job: Job, task: Task, advance: Advance) -> ShardCheck:
             _check_file(job, task, opened, check, advance)
     except OSError as error:
         check.faults.append(f"{shard.file} cannot be read: {error.strerror or error}")
+    except MemoryError:
+        check.faults.append(f"{shard.file} cannot be read: its records are larger than the memory that is free")
     return check
 
 

@@ -13,20 +13,20 @@ from .record_faults import LISTED, Wrong
 from .sections import Sections
 from .sums import Sums, confirms, together
 
-_SPARE = 2**20
+_SPARE = 2**20  # records
 
 
 class SplitFindings:
     """Takes the checks of a split's shards in order, and tells the faults of each and of all together.
 
-    `bytes_there` of shards bound the memory, whatever the manifest claims. Memory: a byte a record.
+    The records that are `there` bound the memory, whatever the manifest claims. Memory: a byte a record.
     """
 
-    def __init__(self, split: Split, sections: Sections | None, paths: Mapping[int, str], bytes_there: int) -> None:
+    def __init__(self, split: Split, sections: Sections | None, paths: Mapping[int, str], there: int) -> None:
         self._split, self._sections, self._paths = split, sections, paths
         self._several = sections is not None and sections.window.per_record > 1
         self._seen = None
-        if sections is not None and sections.records <= bytes_there + _SPARE:
+        if sections is not None and sections.records <= 8 * there + _SPARE:
             self._seen = np.zeros(sections.records, np.bool_)
         self.whole = True  # as far as it is known
 

@@ -51,6 +51,7 @@ class SourceFile:
         self._size = os.fstat(self._opened.fileno()).st_size
         self._archive: ZipFile | None = None
         self._loaded: dict[str, np.ndarray] = {}
+        self._range = (0, 0, np.empty(0))
         try:
             if file.name.endswith(".npz"):
                 self._archive = ZipFile(cast(Any, self._opened))
@@ -124,9 +125,12 @@ class SourceFile:
                 self._opened.seek(self._offset)
                 self._loaded[""] = _in_order(_read_array(self._opened, prod(shape), dtype), shape, fortran)
             found = self._loaded[""][first:end]
+        elif self._range[:2] == (first, end):  # of another field
+            found = self._range[2]
         else:
             self._opened.seek(self._offset + first * prod(shape[1:]) * dtype.itemsize)
             found = _read_array(self._opened, (end - first) * prod(shape[1:]), dtype).reshape(end - first, *shape[1:])
+            self._range = first, end, found
         return found[name] if name else found
 
 

@@ -17,7 +17,7 @@ from .dataset_files import unfinished_build, wrong_episodes, wrong_files, wrong_
 from .episode_table import EpisodeRow, read_episodes
 from .errors import ManifestError, OptionError
 from .findings import Measures, SourceFindings, SplitFindings
-from .manifest import Manifest
+from .manifest import Manifest, Split
 from .manifest_file import load_manifest
 from .measured_records import can_measure
 from .sections import Sections, wrong_rows
@@ -76,7 +76,8 @@ def examine(
     whole = {}
     with closing(run(job, [task for part in tasks for task in part], watch)) as results:
         for split, known, part in zip(manifest.splits, sections, tasks, strict=True):
-            found = SplitFindings(split, known, paths, sum(_size(folder / shard.file) for shard in split.shards))
+            there = _bytes_there(folder, split) // manifest.layout.record_bytes
+            found = SplitFindings(split, known, paths, there)
             for check, comparison in islice(results, len(part)):
                 faults += found.add(check, [] if comparison is None else comparison.wrong)
                 measures.add(check)
@@ -102,6 +103,10 @@ def _sections(manifest: Manifest, rows: Sequence[EpisodeRow]) -> tuple[Sections 
     return tuple(found)
 
 
+def _bytes_there(folder: Path, split: Split) -> int:
+    return sum(min(_size(folder / shard.file), shard.bytes) for shard in split.shards)
+
+
 def _size(file: Path) -> int:
     try:
         return file.stat().st_size
@@ -111,4 +116,4 @@ def _size(file: Path) -> int:
 
 def shards_bytes(folder: Path, manifest: Manifest) -> int:
     """The bytes of all shards that are there."""
-    return sum(min(_size(folder / shard.file), shard.bytes) for split in manifest.splits for shard in split.shards)
+    return sum(_bytes_there(folder, split) for split in manifest.splits)
