@@ -21,7 +21,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from data import SHAPES, make_data
 
 from machine import describe_machine, write_results
 from shards import load_manifest
@@ -100,6 +99,8 @@ def drop(files: list[Path]) -> bool:
 
 def main() -> None:
     """Measure, print a table, write JSON."""
+    from data import SHAPES, make_data  # with Beam, which each worker would import with this module
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path(), help="on a disk")
     parser.add_argument("--megabytes", type=float, default=1000, help="of shards, a shape")

@@ -12,12 +12,13 @@ from .command import Command, run_command
 from .manifest import MAX_NONFINITE, Manifest
 from .manifest_file import feature_documents, load_manifest, window_document
 from .progress_line import ProgressLine
-from .side_by_side import core_count, in_processes, in_threads
+from .side_by_side import Run, core_count, in_processes, in_threads
 from .statistics import statistics_document
 from .text import format_bytes, format_table, format_window
 from .verify import examine, shards_bytes
 
-_PROCESSES_FROM = 2**28  # bytes of shards; to start processes takes about as long as to check these
+# Checking a record holds Python's lock for about a microsecond; to start processes takes one or two seconds.
+_PROCESSES_FROM = 2**21  # records
 _COMPONENTS = 16  # that are listed one by one; --json lists all
 
 
@@ -32,7 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check = commands.add_parser("verify", help="prove that a dataset is what it says", allow_abbrev=False)
     check.add_argument("path", metavar="DIR", help="the dataset's folder")
     check.add_argument("--source", metavar="ROOT", help="compare every window with the episode files in this folder")
-    check.add_argument("--workers", type=_positive, metavar="N", help="processes; one a core unless told otherwise")
+    check.add_argument(
+        "--workers",
+        type=_positive,
+        metavar="N",
+        help="how many shards are checked side by side; one a core unless told otherwise",
+    )
     check.set_defaults(run=_verify)
     return run_command(parser, arguments)
 
@@ -53,8 +59,11 @@ def _verify(parsed: argparse.Namespace) -> int:
     folder = Path(parsed.path)
     manifest = load_manifest(folder)
     nbytes, shards = shards_bytes(folder, manifest), sum(len(split.shards) for split in manifest.splits)
+    records = nbytes // manifest.layout.record_bytes
     workers = min(parsed.workers or core_count(), shards)
-    run = partial(in_processes if workers > 1 and nbytes >= _PROCESSES_FROM else in_threads, workers=workers)
+    run: Run = partial(in_threads, workers=parsed.workers)
+    if workers > 1 and records >= _PROCESSES_FROM:
+        run = partial(in_processes, workers=workers)
     passes = 1 if parsed.source is None else 2
     line = ProgressLine(nbytes)
     try:

@@ -21,6 +21,7 @@ from .check_shard import Advance, Job, ShardCheck, Task, check_shard
 from .errors import EpisodeWindowsError
 
 _SECONDS_BETWEEN_LOOKS = 0.1
+_THREADS_FROM = 2**10  # bytes of a record; with smaller ones, two threads are slower than one
 
 #: Called now and then with how many bytes are checked.
 Watch = Callable[[int], None]
@@ -52,7 +53,7 @@ def check(job: Job, task: Task, advance: Advance) -> Checked:
 
 
 def in_threads(job: Job, tasks: Sequence[Task], watch: Watch, workers: int | None = None) -> Checks:
-    """Check in threads, one a core unless told otherwise; whoever ends the iteration early ends them at a block."""
+    """Check in threads, as many as serve unless told otherwise; whoever ends the iteration early ends them soon."""
     done, ended, lock = [0], threading.Event(), threading.Lock()
 
     def advance(nbytes: int) -> None:
@@ -61,7 +62,7 @@ def in_threads(job: Job, tasks: Sequence[Task], watch: Watch, workers: int | Non
         with lock:
             done[0] += nbytes
 
-    workers = workers or core_count()
+    workers = workers or (core_count() if job.manifest.layout.record_bytes >= _THREADS_FROM else 1)
     with ThreadPoolExecutor(workers) as pool:
         try:
             yield from _in_order(
