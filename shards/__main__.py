@@ -4,15 +4,21 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from .command import Command, run_command
 from .manifest import MAX_NONFINITE, Manifest
 from .manifest_file import feature_documents, load_manifest, window_document
+from .progress_line import ProgressLine
+from .side_by_side import Run, core_count, in_processes, in_threads
 from .statistics import statistics_document
 from .text import format_bytes, format_table, format_window
-from .verify import verify
+from .verify import examine, shards_bytes
 
+# Checking a record holds Python's lock for about a microsecond; to start processes takes one or two seconds.
+_PROCESSES_FROM = 2**21  # records
 _COMPONENTS = 16  # that are listed one by one; --json lists all
 
 
@@ -26,8 +32,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     info.set_defaults(run=_info)
     check = commands.add_parser("verify", help="prove that a dataset is what it says", allow_abbrev=False)
     check.add_argument("path", metavar="DIR", help="the dataset's folder")
+    check.add_argument("--source", metavar="ROOT", help="compare every window with the episode files in this folder")
+    check.add_argument(
+        "--workers",
+        type=_positive,
+        metavar="N",
+        help="how many shards are checked side by side; one a core unless told otherwise",
+    )
     check.set_defaults(run=_verify)
     return run_command(parser, arguments)
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 10**6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
 
 
 def _info(parsed: argparse.Namespace) -> int:
@@ -37,18 +56,32 @@ def _info(parsed: argparse.Namespace) -> int:
 
 
 def _verify(parsed: argparse.Namespace) -> int:
-    faults = verify(parsed.path)
-    for fault in faults:
+    folder = Path(parsed.path)
+    manifest = load_manifest(folder)
+    nbytes, shards = shards_bytes(folder, manifest), sum(len(split.shards) for split in manifest.splits)
+    records = nbytes // manifest.layout.record_bytes
+    workers = min(parsed.workers or core_count(), shards)
+    run: Run = partial(in_threads, workers=parsed.workers)
+    if workers > 1 and records >= _PROCESSES_FROM:
+        run = partial(in_processes, workers=workers)
+    passes = 1 if parsed.source is None else 2
+    line = ProgressLine(nbytes)
+    try:
+        findings = examine(folder, parsed.source, run, lambda done: line.show(done // passes))
+    finally:
+        line.clear()
+    for fault in findings.faults:
         print(fault)
-    if faults:
-        print(f"{parsed.path}: {len(faults)} faults; copy or build the dataset again", file=sys.stderr)
+    for note in findings.notes:
+        print(f"note: {note}")
+    if findings.faults:
+        print(f"{parsed.path}: {len(findings.faults)} faults; copy or build the dataset again", file=sys.stderr)
         return 1
-    manifest = load_manifest(parsed.path)
     grouped = "" if manifest.splitting.group_by is None else ", and no group,"
-    shards = sum(len(split.shards) for split in manifest.splits)
+    source = "" if parsed.source is None else f"; each has the bits of its episode's file in {parsed.source}"
     print(
         f"{parsed.path} is whole: {manifest.windows:,} windows in {shards:,} shards,"
-        f" each as the manifest has it; no step{grouped} is in two splits"
+        f" each as the manifest has it; no step{grouped} is in two splits{source}"
     )
     return 0
 

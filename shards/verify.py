@@ -1,150 +1,119 @@
-"""Proof that a dataset is what its manifest says, and that its splits share nothing: `python -m shards verify`."""
+"""Proof that a dataset is what its manifest says, and that its splits share nothing: `python -m shards verify`.
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
+Not checked is what a dataset alone cannot tell: the order of its records, and, where episodes have values of their own,
+such as labels, the seed, the fractions asked for and the fingerprint. The mean and the standard deviation that the
+manifest has may differ by a 10**-9th, since sums depend on their order. Where records hold several windows whose steps
+are apart, or that begin further apart than they are long, statistics and non-finite values are not counted again.
+"""
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-import numpy as np
-
-from .dataset import check_shard
-from .episode_table import EpisodeRow, find_leaks, read_episodes
-from .errors import ShardError
-from .manifest import Manifest, Shard, Split
+from .check_shard import Job, Task
+from .dataset_files import unfinished_build, wrong_episodes, wrong_files, wrong_source
+from .episode_table import EpisodeRow, read_episodes
+from .errors import ManifestError, OptionError
+from .findings import Measures, SourceFindings, SplitFindings
+from .manifest import Manifest, Split
 from .manifest_file import load_manifest
-from .naming import EPISODES, MANIFEST
-from .pieces import map_piece, whole_shards
-from .record import INDEX
-from .tfds import tfds_files
-from .windows import Int64s, WindowSpec
+from .measured_records import can_measure
+from .sections import Sections, wrong_rows
+from .side_by_side import Run, Watch, in_threads
 
-_LISTED = 10  # faults of one kind and shard that are named
+_MOST_WINDOWS = 2**62
 
 
-def verify(path: str | Path) -> list[str]:
+@dataclass(frozen=True)
+class Findings:
+    """The faults of a dataset, and notes of what is no fault, in words."""
+
+    manifest: Manifest
+    faults: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def verify(path: str | Path, source: str | Path | None = None) -> list[str]:
     """Every fault of the dataset in the folder `path`, in words; none if it is whole.
 
-    Checked are: the files for TFDS, against the manifest; the size and SHA-256 of each shard; framing and both
-    checksums of each record; that every window that the episodes of a split have is in one record of the split, once;
-    that no step of an episode, and no group of episodes, is in two splits. An episode is known by its path.
-    Memory: ten bytes a record, and what episodes.csv has.
-    Errors: those of `load_manifest`, and ManifestError for an episodes.csv that is not the manifest's.
+    Checked are: the files for TFDS, and the manifest's counts, against episodes.csv; that no other file passes for a
+    shard; the size and SHA-256 of each shard; framing, both checksums and the layout of each record; that padding is
+    zeros, bools are bools and classes are classes; that every window that the episodes of a split have is in one record
+    of the split, once; that no step of an episode, and no group of episodes, is in two splits; statistics and
+    non-finite values. With `source`, the folder that the paths in episodes.csv are below, that every window has the
+    bits of its episode's file, as the stored dtype has them. An episode is known by its path.
+    Memory: that of episodes.csv, a byte a record, and for each core a block of some MB and ten bytes for each record of
+    a shard; with `source` 256 MB or less, or an array of an archive or in Fortran order, more for each core.
+    Errors: those of `load_manifest`; OptionError for a source that is no folder.
     """
+    return list(examine(path, source).faults)
+
+
+def examine(
+    path: str | Path, source: str | Path | None = None, run: Run = in_threads, watch: Watch = lambda done: None
+) -> Findings:
+    """The same with notes; `run` checks the shards, and tells `watch` of the bytes it has read."""
     folder = Path(path)
     manifest = load_manifest(folder)
-    rows = read_episodes(folder, manifest)
-    faults = _wrong_files(folder, tfds_files(manifest)) + find_leaks(rows, manifest.splitting.purge)
-    grouped = manifest.splitting.group_by is not None
-    faults += _listed(
-        f"{EPISODES} gives no group to ", (row.path for row in rows if grouped and row.split and not row.group)
-    )
-    for split in manifest.splits:
-        faults += _verify_split(folder, manifest, split, [row for row in rows if row.split == split.name])
-    known = {"", *(split.name for split in manifest.splits)}
-    return faults + _listed(
-        f"{EPISODES} names a split that is none, for ", (r.path for r in rows if r.split not in known)
-    )
-
-
-def _wrong_files(folder: Path, described: Mapping[str, bytes]) -> list[str]:
-    """A fault for each file that is not what the manifest gives."""
-    faults = []
-    for name, expected in described.items():
-        if not (folder / name).is_file():
-            faults.append(f"{name} is missing")
-        elif (folder / name).read_bytes() != expected:
-            faults.append(f"{name} is not what {MANIFEST} gives")
-    return faults
-
-
-class _Sections:
-    """What one split has of its episodes, as columns by episode; its records are numbered through these sections."""
-
-    def __init__(self, window: WindowSpec, rows: Sequence[EpisodeRow]) -> None:
-        self._window = window
-        self.rows = sorted(rows)
-        table = np.array([(row.episode, row.begin, row.end, row.windows) for row in self.rows], np.int64)
-        self._episode, self._begin, end, self.windows = table.reshape(-1, 4).T
-        self._steps = end - self._begin
-        self._first = np.concatenate([[0], np.cumsum(window.records(self._steps))])
-
-    @property
-    def records(self) -> int:
-        """How many records the split should have."""
-        return int(self._first[-1])
-
-    @property
-    def consistent(self) -> bool:
-        """Whether each section has the windows that its steps give, and no episode has two sections."""
-        distinct = len(np.unique(self._episode)) == len(self.rows) > 0
-        within = all(0 <= row.begin <= row.end <= row.steps for row in self.rows)
-        return distinct and within and bool((self.windows == self._window.count(self._steps)).all())
-
-    def find(self, index: Mapping[str, Int64s]) -> Int64s:
-        """The number of each record with these `episode`, `start`, ... values; -1 where the split has none such."""
-        window = self._window
-        place = np.minimum(np.searchsorted(self._episode, index["episode"]), len(self.rows) - 1)
-        start, steps, windows = index["start"] - self._begin[place], self._steps[place], self.windows[place]
-        first = -(-start // window.shift)  # an aligned window starts before the multiple of `shift` that is its turn
-        count, valid = window.record(first, steps)
-        right = (self._episode[place] == index["episode"]) & (first >= 0) & (first < windows)
-        right &= (first % window.per_record == 0) & (window.start(first, steps) == start)
-        if "count" in index:
-            right &= index["count"] == count
-        if "valid" in index:
-            right &= index["valid"] == valid
-        return np.where(right, self._first[place] + first // window.per_record, -1)
-
-    def name(self, number: int) -> str:
-        """A record of the split in words."""
-        place = int(np.searchsorted(self._first, number, side="right")) - 1
-        first = (number - int(self._first[place])) * self._window.per_record
-        start = int(self._begin[place]) + int(self._window.start(first, int(self._steps[place])))
-        return f"the window of {self.rows[place].path} from step {start} on"
-
-
-def _verify_split(folder: Path, manifest: Manifest, split: Split, rows: Sequence[EpisodeRow]) -> list[str]:
-    sections = _Sections(manifest.window, rows)
-    if not sections.consistent:
-        return [f"{EPISODES} does not give {split.name} the windows that its steps have"]
-    faults = []
-    if (len(rows), int(sections.windows.sum())) != (split.episodes, split.windows):
-        faults.append(f"{EPISODES} gives {split.name} other episodes or windows than {MANIFEST}")
-    seen = np.zeros(sections.records, np.bool_)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # whatever takes long here lets other threads run
-        for found, damage in pool.map(lambda shard: _verify_shard(folder, manifest, shard, sections), split.shards):
-            faults += damage
-            numbers, times = np.unique(found, return_counts=True)
-            again = numbers[(times > 1) | seen[numbers]]
-            faults += _listed(f"{split.name} has twice ", map(sections.name, again.tolist()))
-            seen[numbers] = True
-    return faults + _listed(f"{split.name} lacks ", map(sections.name, np.flatnonzero(~seen).tolist()))
-
-
-def _verify_shard(folder: Path, manifest: Manifest, shard: Shard, sections: _Sections) -> tuple[Int64s, list[str]]:
-    """(the number in the split of each record that belongs there, the faults of the shard)."""
-    layout = manifest.layout
+    if source is not None and not Path(source).is_dir():
+        raise OptionError(f"no source at {str(source)!r}: give the folder that the paths in episodes.csv are below")
+    faults = wrong_files(folder, manifest)
+    rows: list[EpisodeRow] = []
     try:
-        check_shard(folder, shard)
-        (piece,) = whole_shards(folder, [shard])
-        records = map_piece(piece, layout.record_bytes)
-    except ShardError as error:
-        return np.empty(0, np.int64), [str(error)]
-    damaged = layout.damaged(records)
-    faults = _listed(f"{shard.file} is damaged in record ", map(str, damaged.tolist()))
-    if sha256(records.data).hexdigest() != shard.sha256:
-        faults.append(f"{shard.file} is not the file that {MANIFEST} describes: its SHA-256 is another")
-    numbers = sections.find({name: layout.field(name).values(records) for name in INDEX if name in layout})
-    numbers[damaged] = -2
-    faults += _listed(
-        f"{shard.file} has what its split does not, in record ", map(str, np.flatnonzero(numbers == -1).tolist())
-    )
-    return numbers[numbers >= 0], faults
+        rows = read_episodes(folder, manifest)
+        wrong = wrong_episodes(manifest, rows)
+        faults += wrong or wrong_source(manifest, rows)
+    except ManifestError as error:
+        faults.append(str(error))
+    sections = _sections(manifest, rows)
+    paths = {row.episode: row.path for row in rows}
+    job = Job(str(folder), manifest, sections, None if source is None else str(source), paths if source else {})
+    notes = unfinished_build(folder)
+    measures, compared = Measures(manifest), SourceFindings(paths)
+    tasks = [[Task(i, j) for j in range(len(split.shards))] for i, split in enumerate(manifest.splits)]
+    whole = {}
+    with closing(run(job, [task for part in tasks for task in part], watch)) as results:
+        for split, known, part in zip(manifest.splits, sections, tasks, strict=True):
+            there = _bytes_there(folder, split) // manifest.layout.record_bytes
+            found = SplitFindings(split, known, paths, there)
+            for check, comparison in islice(results, len(part)):
+                faults += found.add(check, [] if comparison is None else comparison.wrong)
+                measures.add(check)
+                if comparison is not None:
+                    compared.add(comparison)
+            faults += found.end()
+            whole[split.name] = found.whole
+    if not can_measure(manifest.window):
+        notes.append("statistics and non-finite values are not counted again: records hold windows of steps apart")
+    else:
+        faults += measures.wrong_statistics() if whole[manifest.training_split] else []
+        faults += measures.wrong_nonfinite() if all(whole.values()) else []
+    return Findings(manifest, (*faults, *compared.faults()), (*notes, *compared.notes()))
 
 
-def _listed(what: str, places: Iterable[str]) -> list[str]:
-    """A fault for each place, but for many places one for all that come after the first ones."""
-    faults = [what + place for place in places]
-    more = len(faults) - _LISTED
-    return faults if more <= 0 else [*faults[:_LISTED], f"{faults[_LISTED]} and {more - 1} more such faults"]
+def _sections(manifest: Manifest, rows: Sequence[EpisodeRow]) -> tuple[Sections | None, ...]:
+    """The sections of each split; None where they are not sound."""
+    found: list[Sections | None] = []
+    for split in manifest.splits:
+        held = [row for row in rows if row.split == split.name]
+        sound = held and not wrong_rows(held, manifest.window) and sum(row.windows for row in held) < _MOST_WINDOWS
+        found.append(Sections(manifest.window, held) if sound else None)
+    return tuple(found)
+
+
+def _bytes_there(folder: Path, split: Split) -> int:
+    return sum(min(_size(folder / shard.file), shard.bytes) for shard in split.shards)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def shards_bytes(folder: Path, manifest: Manifest) -> int:
+    """The bytes of all shards that are there."""
+    return sum(_bytes_there(folder, split) for split in manifest.splits)

@@ -1,0 +1,116 @@
+"""What the small files of a dataset say, against one another: the manifest, episodes.csv, the files for TFDS."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from .check_shard import open_regular
+from .episode_table import EpisodeRow, find_leaks
+from .manifest import Manifest
+from .manifest_file import FORMAT_VERSION, format_manifest
+from .naming import EPISODES, MANIFEST
+from .record_faults import LISTED
+from .sections import wrong_rows
+from .tfds import tfds_files
+
+#: Where a build keeps its files until the dataset is whole.
+_STAGING = "incomplete.tmp"
+_NO_DIGEST = "0" * 64
+
+
+def listed(what: str, places: Iterable[str]) -> list[str]:
+    """A fault for each of the first places, and one that tells how many more there are."""
+    faults = [what + place for place in places]
+    more = len(faults) - LISTED
+    return faults if more <= 0 else [*faults[:LISTED], f"{what.rstrip()} {more} more"]
+
+
+def wrong_files(folder: Path, manifest: Manifest) -> list[str]:
+    """A fault for each file for TFDS that is not what the manifest gives, and each that passes for a shard."""
+    told = ((name, _differs(folder / name, expected)) for name, expected in tfds_files(manifest).items())
+    faults = [f"{name} {how}" for name, how in told if how]
+    shards = {shard.file for split in manifest.splits for shard in split.shards}
+    stray = sorted({file.name for file in folder.glob(f"{manifest.name}-*.tfrecord*")} - shards)
+    return faults + [f"{name} passes for a shard of this dataset, but is none" for name in stray]
+
+
+def _differs(file: Path, expected: bytes) -> str:
+    try:
+        with open_regular(file) as opened:
+            return "" if opened.read(len(expected) + 1) == expected else f"is not what {MANIFEST} gives"
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+
+
+def unfinished_build(folder: Path) -> list[str]:
+    """A note if a build is under way in the folder, or was left."""
+    there = (folder / _STAGING).exists()
+    return [f"{_STAGING} is there: a build is under way or was interrupted; the dataset is the one before"] * there
+
+
+def wrong_episodes(manifest: Manifest, rows: Sequence[EpisodeRow]) -> list[str]:
+    """What is wrong with episodes.csv by itself, and beside the manifest."""
+    splitting, names = manifest.splitting, {split.name for split in manifest.splits}
+    used = [row for row in rows if row.split]
+    faults = find_leaks(rows, splitting.purge)
+    faults += listed(f"{EPISODES} is out of order at ", _out_of_order(rows))
+    faults += listed(f"{EPISODES} names a split that is none, for ", (r.path for r in used if r.split not in names))
+    left_out = (row.path for row in rows if bool(row.split) == bool(row.left_out))
+    faults += listed(f"{EPISODES} gives neither a split nor why it is left out, or both, to ", left_out)
+    if splitting.group_by is not None:
+        faults += listed(f"{EPISODES} gives no group to ", (row.path for row in used if not row.group))
+    for split in manifest.splits:
+        held = [row for row in used if row.split == split.name]
+        if (len(held), sum(row.windows for row in held)) != (split.episodes, split.windows):
+            faults.append(f"{EPISODES} gives {split.name} other episodes or windows than {MANIFEST}")
+        faults += listed(
+            f"{EPISODES} does not give {split.name} the windows that its steps have, of ",
+            wrong_rows(held, manifest.window),
+        )
+    return faults
+
+
+def _out_of_order(rows: Sequence[EpisodeRow]) -> Iterable[str]:
+    """The paths of rows that do not follow on the one before, by path and begin, with the next number."""
+    before = EpisodeRow(-1, "", 0, "", 0, 0, 0, "", "")
+    for row in rows:
+        same = row.path == before.path and row.episode == before.episode and row.begin >= before.begin
+        follows = (row.path > before.path or before.episode < 0) and row.episode == before.episode + 1
+        if not (same or follows):
+            yield row.path
+        before = row
+
+
+def wrong_source(manifest: Manifest, rows: Sequence[EpisodeRow]) -> list[str]:
+    """Where the manifest counts otherwise than a sound episodes.csv, and whether its fingerprint is off."""
+    used = {row.episode: row.steps for row in rows if row.split}
+    sections = np.array([row.end - row.begin for row in rows if row.split], np.int64)
+    steps = sum(used.values())
+    along = [feature for feature in manifest.features if feature.shape]
+    source = manifest.source
+    pairs = {
+        "source.episodes": (source.episodes, len(used)),
+        "source.steps": (source.steps, steps),
+        "source.bytes": (source.bytes, steps * sum(each.nbytes // each.shape[0] for each in along)),
+        "source.short + skipped": (source.short + source.skipped, len({row.episode for row in rows} - set(used))),
+        "source.uncovered": (source.uncovered, steps - sum(manifest.window.covered(sections).tolist())),
+    }
+    faults = [f"{MANIFEST} has {a} as {key}, where {EPISODES} gives {b}" for key, (a, b) in pairs.items() if a != b]
+    if len(along) == len(manifest.features) and manifest.fingerprint != _fingerprint(manifest):
+        faults.append(f"{MANIFEST} has been changed: its fingerprint is another")
+    return faults
+
+
+def _fingerprint(manifest: Manifest) -> str:
+    """The fingerprint of a dataset whose episodes have no labels: of the manifest before a build has written shards."""
+    splits = tuple(
+        replace(split, shards=tuple(replace(shard, sha256=_NO_DIGEST) for shard in split.shards))
+        for split in manifest.splits
+    )
+    planned = replace(manifest, splits=splits, statistics=(), nonfinite=(), fingerprint=_NO_DIGEST)
+    return sha256(b"%d" % FORMAT_VERSION + format_manifest(planned)).hexdigest()
