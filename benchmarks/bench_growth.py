@@ -22,8 +22,8 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 import numpy as np
 import tensorflow as tf
-from data import SHAPES
 
+from data import SHAPES
 from machine import describe_machine, resident_memory, write_results
 from pipeline import BuildOptions, build
 from reader import load

@@ -26,9 +26,9 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 import numpy as np
 import tensorflow as tf
-from data import SHAPES, Data, make_data, window_bytes
 from systems import BASELINE, DISTRIBUTED, SYSTEMS, UNCHECKED, Batches, ours
 
+from data import SHAPES, Data, make_data, window_bytes
 from machine import describe_machine, resident_memory, write_results
 from shards import load_manifest
 

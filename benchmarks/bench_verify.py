@@ -24,8 +24,8 @@ import numpy as np
 
 from machine import describe_machine, write_results
 from shards import load_manifest
-from shards.side_by_side import core_count, in_processes, in_threads
 from shards.verify import examine
+from shards.verify.side_by_side import core_count, in_processes, in_threads
 
 BLOCK = 2**22
 

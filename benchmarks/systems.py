@@ -10,10 +10,10 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from data import Data
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from numpy.typing import NDArray
 
+from data import Data
 from reader import load
 from shards import open_dataset
 

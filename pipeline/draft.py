@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shards.episode_table import EpisodeRow, format_episodes
 from shards.features import Feature
 from shards.manifest import Manifest, Shard, Source, Split, Splitting
-from shards.manifest_file import FORMAT_VERSION, format_manifest
+from shards.manifest_file import NO_DIGEST, fingerprint_of
 from shards.naming import STAGING, ShardName
 from shards.record import RecordLayout, record_layout
 from shards.windows import WindowSpec
@@ -24,8 +24,6 @@ from .options import BuildOptions
 from .plan import SplitPlan
 from .tally import Tally
 from .tasks import Recipe, ShardTask, SourceEpisode, Span
-
-_NO_DIGEST = "0" * 64
 
 
 @dataclass(frozen=True)
@@ -167,7 +165,7 @@ class DatasetPlan:
             names = (ShardName(options.dataset_name, split.name, i, split.shards) for i in range(split.shards))
             records, windows = split.shard_sums(split.count), split.shard_sums(split.windows)
             shards = tuple(
-                Shard(str(name), in_records, in_windows, in_records * record_bytes, _NO_DIGEST)
+                Shard(str(name), in_records, in_windows, in_records * record_bytes, NO_DIGEST)
                 for name, in_records, in_windows in zip(names, records.tolist(), windows.tolist(), strict=True)
             )
             fraction = None if options.fractions is None else options.fractions[split.name]
@@ -184,13 +182,9 @@ class DatasetPlan:
             statistics=(),
             nonfinite=(),
             episodes_sha256=sha256(self.episodes_csv).hexdigest(),
-            fingerprint=_NO_DIGEST,
+            fingerprint=NO_DIGEST,
         )
-        # The draft and the labels name all that the shards' bytes depend on, but for the episodes' values.
-        fingerprint = sha256(b"%d" % FORMAT_VERSION + format_manifest(draft))
-        for column in self.episodes.labels:
-            fingerprint.update(repr(column.values).encode())
-        return replace(draft, fingerprint=fingerprint.hexdigest())
+        return replace(draft, fingerprint=fingerprint_of(draft, (column.values for column in self.episodes.labels)))
 
     def tasks(self) -> Iterator[ShardTask]:
         """The task of each shard, split by split."""

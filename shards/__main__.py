@@ -11,11 +11,11 @@ from typing import Any
 from .command import Command, run_command
 from .manifest import MAX_NONFINITE, Manifest
 from .manifest_file import feature_documents, load_manifest, window_document
-from .progress_line import ProgressLine
-from .side_by_side import Run, core_count, in_processes, in_threads
 from .statistics import statistics_document
 from .text import format_bytes, format_table, format_window
-from .verify import examine, shards_bytes
+from .verify.examine import examine, shards_bytes
+from .verify.progress_line import ProgressLine
+from .verify.side_by_side import Run, core_count, in_processes, in_threads
 
 # Checking a record holds Python's lock for about a microsecond; to start processes takes one or two seconds.
 _PROCESSES_FROM = 2**21  # records

@@ -6,8 +6,9 @@ stops in `parse_manifest`; code behind it trusts what it gets. The file is descr
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -23,6 +24,7 @@ from .windows import MAX_STEPS_APART, TAILS, Tail, WindowSpec
 
 FORMAT = "episode-windows"
 FORMAT_VERSION = 1
+NO_DIGEST = "0" * 64  # what a planned manifest has in place of digests that are not known yet
 #: Of a manifest that is written or read: a million shards.
 MAX_MANIFEST_BYTES = 2**28
 
@@ -106,6 +108,22 @@ def format_manifest(manifest: Manifest) -> bytes:
             " shards, or for features of fewer values a step"
         )
     return text
+
+
+def fingerprint_of(manifest: Manifest, labels: Iterable[Sequence[float]] = ()) -> str:
+    """The SHA-256 of all that the shards' bytes depend on but the values in the episodes' files.
+
+    That is the manifest, but for what is known only once shards are written, and the columns of `labels`.
+    """
+    splits = tuple(
+        replace(split, shards=tuple(replace(shard, sha256=NO_DIGEST) for shard in split.shards))
+        for split in manifest.splits
+    )
+    planned = replace(manifest, splits=splits, statistics=(), nonfinite=(), fingerprint=NO_DIGEST)
+    fingerprint = sha256(b"%d" % FORMAT_VERSION + format_manifest(planned))
+    for values in labels:
+        fingerprint.update(repr(tuple(values)).encode())
+    return fingerprint.hexdigest()
 
 
 def window_document(spec: WindowSpec) -> dict[str, Any]:

@@ -102,17 +102,9 @@ class RecordLayout:
         records[:, -_FOOT_BYTES:] = _mask(_checksums(records)).view(np.uint8).reshape(-1, _FOOT_BYTES)
 
     def damaged(self, records: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """Which of (n, record_bytes) records are not whole: a checksum, or a byte that is the same in all, is wrong.
-
-        So whatever reads the others as protocol buffers reads what is read of them as arrays.
-        """
-        framed = np.ones(len(records), np.bool_)
-        for offset, part in self.constant:
-            framed &= (records[:, offset : offset + len(part)] == np.frombuffer(part, np.uint8)).all(axis=1)
-        for field in self.fields:
-            if field.encoding == "varint":  # each byte but the last says that there is another one
-                more = records[:, field.offset : field.offset + field.nbytes] >= 0x80
-                framed &= more[:, :-1].all(axis=1) & ~more[:, -1]
+        """Which of (n, record_bytes) records are not whole: their framing or a checksum is wrong."""
+        head = np.frombuffer(self.constant[0][1][:_HEAD_BYTES], np.uint8)
+        framed = (records[:, :_HEAD_BYTES] == head).all(axis=1)
         foot = np.ascontiguousarray(records[:, -_FOOT_BYTES:]).view("<u4")[:, 0]
         return np.flatnonzero(~framed | (foot != _mask(_checksums(records))))
 
@@ -216,10 +208,7 @@ def _prefix(tag: bytes, head: bytes, nbytes: int, padding: int) -> tuple[bytes, 
 
 
 def _checksums(records: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    begin, end, size = _HEAD_BYTES, records.shape[1] - _FOOT_BYTES, records.shape[1]
-    data = np.ascontiguousarray(records).data.cast("B") if len(records) else memoryview(b"")
-    starts = range(0, len(records) * size, size)
-    return np.fromiter((crc32c(data[at + begin : at + end]) for at in starts), np.uint32, len(records))
+    return np.fromiter(map(crc32c, records[:, _HEAD_BYTES:-_FOOT_BYTES]), np.uint32, len(records))
 
 
 def _mask(crc: NDArray[np.uint32]) -> NDArray[np.uint32]:

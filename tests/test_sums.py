@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from shards.features import DTYPES
 from shards.moments import measure
 from shards.statistics import Statistics, summarize
-from shards.sums import add_up, confirms, together
+from shards.verify.sums import add_up, confirms, together
 
 
 def told_of(values: np.ndarray) -> Statistics:

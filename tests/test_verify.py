@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forgery import patch, rewrite_episodes, rewrite_manifest, rewrite_shard, window
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import BuildHere, SaveEpisodes
+from forgery import patch, rewrite_episodes, rewrite_manifest, rewrite_shard, window
 from shards import Dataset, ManifestError, open_dataset
 from shards.episode_table import EpisodeRow, episode_paths, find_leaks, format_episodes, parse_episodes
 from shards.verify import examine, verify

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forgery import patch
 
 from conftest import BuildHere, SaveEpisodes
+from forgery import patch
 from shards import Dataset
 from shards.__main__ import main
-from shards.progress_line import ProgressLine
-from shards.side_by_side import in_processes
 from shards.verify import examine
+from shards.verify.progress_line import ProgressLine
+from shards.verify.side_by_side import in_processes
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from forgery import patch, rewrite_episodes, rewrite_shard, window
 
 from conftest import BuildHere, SaveEpisodes
+from forgery import patch, rewrite_episodes, rewrite_shard, window
 from shards import Dataset, OptionError
 from shards.verify import examine, verify
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .episode_table import EpisodeRow
-from .record import MAX_EPISODES, MAX_STEPS
-from .windows import Int64s, WindowSpec
+from ..episode_table import EpisodeRow
+from ..record import MAX_EPISODES, MAX_STEPS
+from ..windows import Int64s, WindowSpec
 
 
 class Sections:

@@ -1,24 +1,18 @@
 """What the small files of a dataset say, against one another: the manifest, episodes.csv, the files for TFDS."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 
-from .check_shard import open_regular
-from .episode_table import EpisodeRow, find_leaks
-from .manifest import Manifest
-from .manifest_file import FORMAT_VERSION, format_manifest
-from .naming import EPISODES, MANIFEST
+from ..episode_table import EpisodeRow, find_leaks
+from ..manifest import Manifest
+from ..manifest_file import fingerprint_of
+from ..naming import EPISODES, MANIFEST, STAGING
+from ..regular_file import open_regular
+from ..tfds import tfds_files
 from .record_faults import LISTED
 from .sections import wrong_rows
-from .tfds import tfds_files
-
-#: Where a build keeps its files until the dataset is whole.
-_STAGING = "incomplete.tmp"
-_NO_DIGEST = "0" * 64
 
 
 def listed(what: str, places: Iterable[str]) -> list[str]:
@@ -49,8 +43,8 @@ def _differs(file: Path, expected: bytes) -> str:
 
 def unfinished_build(folder: Path) -> list[str]:
     """A note if a build is under way in the folder, or was left."""
-    there = (folder / _STAGING).exists()
-    return [f"{_STAGING} is there: a build is under way or was interrupted; the dataset is the one before"] * there
+    there = (folder / STAGING).exists()
+    return [f"{STAGING} is there: a build is under way or was interrupted; the dataset is the one before"] * there
 
 
 def wrong_episodes(manifest: Manifest, rows: Sequence[EpisodeRow]) -> list[str]:
@@ -101,16 +95,6 @@ def wrong_source(manifest: Manifest, rows: Sequence[EpisodeRow]) -> list[str]:
         "source.uncovered": (source.uncovered, steps - sum(manifest.window.covered(sections).tolist())),
     }
     faults = [f"{MANIFEST} has {a} as {key}, where {EPISODES} gives {b}" for key, (a, b) in pairs.items() if a != b]
-    if len(along) == len(manifest.features) and manifest.fingerprint != _fingerprint(manifest):
+    if len(along) == len(manifest.features) and manifest.fingerprint != fingerprint_of(manifest):
         faults.append(f"{MANIFEST} has been changed: its fingerprint is another")
     return faults
-
-
-def _fingerprint(manifest: Manifest) -> str:
-    """The fingerprint of a dataset whose episodes have no labels: of the manifest before a build has written shards."""
-    splits = tuple(
-        replace(split, shards=tuple(replace(shard, sha256=_NO_DIGEST) for shard in split.shards))
-        for split in manifest.splits
-    )
-    planned = replace(manifest, splits=splits, statistics=(), nonfinite=(), fingerprint=_NO_DIGEST)
-    return sha256(b"%d" % FORMAT_VERSION + format_manifest(planned)).hexdigest()

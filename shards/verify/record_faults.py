@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .record import RecordLayout
-from .windows import Int64s
+from ..record import RecordLayout
+from ..windows import Int64s
 
 LISTED = 10  # faults of one kind and shard that are named
 

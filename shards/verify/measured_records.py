@@ -8,12 +8,12 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from .features import kind_of
-from .manifest import MAX_NONFINITE, Manifest
-from .record import Field
+from ..features import kind_of
+from ..manifest import MAX_NONFINITE, Manifest
+from ..record import Field
+from ..windows import Int64s, WindowSpec
 from .sections import Sections
 from .sums import Sums, add_up, together
-from .windows import Int64s, WindowSpec
 
 #: {(episode, feature): (values, first step)}
 Places = dict[tuple[int, str], tuple[int, int]]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .statistics import Statistics, Summary
+from ..statistics import Statistics, Summary
 
 Floats = NDArray[np.float64]
 

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from multiprocessing import connection
 from typing import Any, NamedTuple
 
+from ..errors import EpisodeWindowsError
 from .against_source import Comparison, compare_shard
 from .check_shard import Advance, Job, ShardCheck, Task, check_shard
-from .errors import EpisodeWindowsError
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 _THREADS_FROM = 2**10  # bytes of a record; with smaller ones, two threads are slower than one

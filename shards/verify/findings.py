@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from ..manifest import MAX_NONFINITE, Manifest, Nonfinite, Split
+from ..naming import EPISODES, MANIFEST
 from .against_source import Comparison
 from .check_shard import ShardCheck
-from .manifest import MAX_NONFINITE, Manifest, Nonfinite, Split
 from .measured_records import Places, add_places
-from .naming import EPISODES, MANIFEST
 from .record_faults import LISTED, Wrong
 from .sections import Sections
 from .sums import Sums, confirms, together

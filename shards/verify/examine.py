@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from ..episode_table import EpisodeRow, read_episodes
+from ..errors import ManifestError, OptionError
+from ..manifest import Manifest, Split
+from ..manifest_file import load_manifest
 from .check_shard import Job, Task
 from .dataset_files import unfinished_build, wrong_episodes, wrong_files, wrong_source
-from .episode_table import EpisodeRow, read_episodes
-from .errors import ManifestError, OptionError
 from .findings import Measures, SourceFindings, SplitFindings
-from .manifest import Manifest, Split
-from .manifest_file import load_manifest
 from .measured_records import can_measure
 from .sections import Sections, wrong_rows
 from .side_by_side import Run, Watch, in_threads

@@ -7,17 +7,17 @@ import os
 import struct
 import zlib
 from contextlib import suppress
-from io import FileIO
 from math import prod
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, BinaryIO, cast
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from numpy.lib import format as npy
 
-from .check_shard import open_regular, read_fully
-from .features import DTYPES, Feature
+from ..features import DTYPES, Feature
+from ..regular_file import open_regular
+from .check_shard import read_fully
 
 #: The feature that a `.npy` file without fields holds.
 _WINDOW = "window"
@@ -134,7 +134,7 @@ class SourceFile:
         return found[name] if name else found
 
 
-def _read_header(stream: IO[bytes] | FileIO) -> tuple[tuple[int, ...], bool, "np.dtype[Any]"]:
+def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, "np.dtype[Any]"]:
     """(shape, whether in Fortran order, dtype) of a `.npy` file or member, read up to where the data begin."""
     version = npy.read_magic(cast(Any, stream))
     # 3.0 is 2.0 but for the letters in the names of fields, and features' names are ASCII.
@@ -150,9 +150,9 @@ def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -
         raise SourceError(f"has {name} of shape {shape}, where the dataset was made from {expected}")
 
 
-def _read_array(stream: IO[bytes] | FileIO, count: int, dtype: "np.dtype[Any]") -> np.ndarray:
+def _read_array(stream: IO[bytes], count: int, dtype: "np.dtype[Any]") -> np.ndarray:
     array = np.empty(count, dtype)
-    if count and read_fully(cast(FileIO, stream), array.view(np.uint8).data) < array.nbytes:
+    if count and read_fully(cast(BinaryIO, stream), array.view(np.uint8).data) < array.nbytes:
         raise SourceError("ends early")
     return array
 
@@ -165,6 +165,8 @@ def _stored(array: np.ndarray, feature: Feature) -> np.ndarray:
     """In the dtype that the dataset has, C-order and little-endian; NumPy saves bfloat16 as two bytes of nothing."""
     if array.dtype == np.dtype("V2"):
         array = np.ascontiguousarray(array).view(DTYPES["bfloat16"])
+    if array.dtype == np.bool_:
+        array = array.view(np.uint8) != 0  # a file may hold any bytes for them
     known = DTYPES.get(array.dtype.name)  # whatever its byte order
     if known is None or (known.kind == "c" and feature.numpy_dtype.kind != "c"):
         raise SourceError(f"has {feature.name} of dtype {array.dtype}")

@@ -4,25 +4,23 @@ Nothing is mapped: a file that is cut short while it is read is a fault to tell,
 """
 
 import os
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from io import FileIO
-from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .manifest import Manifest, Shard
+from ..manifest import Manifest, Shard
+from ..naming import MANIFEST
+from ..record import INDEX
+from ..regular_file import open_regular
+from ..windows import Int64s
 from .measured_records import MeasuredRecords, Places, can_measure
-from .naming import MANIFEST
-from .record import INDEX
 from .record_faults import Words, Wrong, wrong_values
 from .sections import Sections
 from .sums import Sums
-from .windows import Int64s
 
 BLOCK_BYTES = 2**22  # some hundred operations take 1/20 of the time that it takes to hash a block
 
@@ -66,19 +64,10 @@ class ShardCheck:
     nonfinite: Places = field(default_factory=dict)
 
 
-def open_regular(file: str | Path) -> FileIO:
-    """Open a file to read; OSError if it is no regular one, such as a pipe, which would be waited for."""
-    opened = FileIO(os.fspath(file), opener=lambda path, flags: os.open(path, flags | getattr(os, "O_NONBLOCK", 0)))
-    if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-        opened.close()
-        raise OSError(0, "it is no regular file")
-    return opened
-
-
-def read_fully(opened: FileIO, view: memoryview) -> int:
+def read_fully(opened: BinaryIO, view: memoryview) -> int:
     """Fill a view from where the file is; returns how many bytes there were, fewer only at the file's end."""
     at = 0
-    while at < len(view) and (got := opened.readinto(view[at : at + BLOCK_BYTES])):
+    while at < len(view) and (got := opened.readinto(view[at : at + BLOCK_BYTES])):  # type: ignore[attr-defined]
         at += got
     return at
 
@@ -97,7 +86,7 @@ def check_shard(job: Job, task: Task, advance: Advance) -> ShardCheck:
     return check
 
 
-def _check_file(job: Job, task: Task, opened: FileIO, check: ShardCheck, advance: Advance) -> None:
+def _check_file(job: Job, task: Task, opened: BinaryIO, check: ShardCheck, advance: Advance) -> None:
     shard, record_bytes = check.shard, job.manifest.layout.record_bytes
     size = os.fstat(opened.fileno()).st_size
     if size != shard.bytes:

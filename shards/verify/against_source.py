@@ -5,20 +5,21 @@ a run of records is compared with a single strided view of them.
 """
 
 from dataclasses import dataclass, field
-from io import FileIO
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from .check_shard import BLOCK_BYTES, Advance, Job, ShardCheck, Task, open_regular, read_fully
-from .features import Feature
-from .record import Field
+from ..features import Feature
+from ..record import Field
+from ..regular_file import open_regular
+from ..windows import Int64s
+from .check_shard import BLOCK_BYTES, Advance, Job, ShardCheck, Task, read_fully
 from .record_faults import LISTED, Wrong
 from .sections import Sections
 from .source_file import SourceError, SourceFile, is_below
-from .windows import Int64s
 
 _HELD_BYTES = 2**28  # a shard of this size is held in memory; of a larger one, records are read one by one
 
@@ -65,7 +66,7 @@ def compare_shard(job: Job, task: Task, check: ShardCheck, advance: Advance) -> 
 class _Records:
     """Records of an open shard by their rows."""
 
-    def __init__(self, opened: FileIO, record_bytes: int, records: int) -> None:
+    def __init__(self, opened: BinaryIO, record_bytes: int, records: int) -> None:
         self._opened, self._record_bytes = opened, record_bytes
         self._held: NDArray[np.uint8] | None = None
         if records * record_bytes <= _HELD_BYTES:
