@@ -105,7 +105,7 @@ def test_a_shard_that_is_no_regular_file_is_not_waited_for(build: Build, kind: s
     file = dataset.folder / dataset["train"].split.shards[0].file
     file.unlink()
     file.mkdir() if kind == "folder" else os.mkfifo(file)
-    (why,) = {"folder": ["Is a directory"], "pipe": ["it is no regular file"]}[kind]
+    (why,) = {"folder": ["Is a directory"], "pipe": ["it is no regular file (a pipe or a device)"]}[kind]
     assert verify(dataset.folder)[0] == f"{file.name} cannot be read: {why}"
 
 
@@ -329,6 +329,17 @@ def test_no_memory_is_taken_for_windows_that_no_file_holds(build: Build) -> None
     [{"begin": -1}, {"end": 2**70}, {"steps": 2**63}, {"episode": -5}, {"episode": 2**63}, {"windows": 2**64}],
 )
 def test_numbers_of_episodes_may_be_any(build: Build, change: dict[str, int]) -> None:
+    dataset = build(num_shards=1)
+    rewrite_episodes(dataset, lambda rows: [rows[0]._replace(**change), *rows[1:]])
+    (fault,) = verify(dataset.folder)
+    why = "a number is not written as a whole number of 13 digits at most"
+    assert fault == f"{dataset.folder}/episodes.csv is damaged, near line 2: {why}; copy the dataset again"
+
+
+@pytest.mark.parametrize(
+    "change", [{"begin": 1}, {"end": 10**12}, {"steps": 5}, {"windows": 19}, {"end": 0}], ids=lambda change: min(change)
+)
+def test_sections_that_cannot_be_are_told(build: Build, change: dict[str, int]) -> None:
     dataset = build(num_shards=1)
     rewrite_episodes(dataset, lambda rows: [rows[0]._replace(**change), *rows[1:]])
     assert "episodes.csv does not give train the windows that its steps have, of e000.npy" in verify(dataset.folder)

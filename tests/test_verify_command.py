@@ -99,7 +99,8 @@ def test_processes_find_what_threads_find(build_here: BuildHere, dataset: Datase
 
 BIG = """
 import sys
-from shards import __main__, side_by_side
+from shards import __main__
+from shards.verify import side_by_side
 __main__._PROCESSES_FROM = 0
 if __name__ == "__main__":
     sys.exit(__main__.main(sys.argv[1:]))
