@@ -286,6 +286,27 @@ def test_a_disk_that_is_full_ends_the_build_and_room_lets_it_go_on(
     assert digests(small_disk / "out") == unbroken
 
 
+@pytest.mark.skipif(shutil.which("strace") is None, reason="nothing here lets the system fail")
+def test_a_disk_that_fails_in_the_middle_of_an_episode_ends_the_build_and_names_it(few: Path, tmp_path: Path) -> None:
+    fails = ["-P", str(few / "b.npy"), "-e", "trace=read", "-e", "inject=read:error=EIO:when=3+"]  # after two headers
+    command = [sys.executable, "-m", "pipeline", "build", "--input", str(few), "--output", str(tmp_path / "out")]
+    command += ["--window_length", "64", "--num_shards", "3", "--workers", "2"]
+    done = subprocess.run(
+        ["strace", "-f", "-qq", "-o", "/dev/null", *fails, *command],
+        capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    if "ptrace" in done.stderr:
+        pytest.skip("no right to trace")
+    assert done.returncode == 1
+    assert f"  {few}/b.npy could not be read while the build ran: Input/output error\n" in done.stderr
+    assert "Traceback" not in done.stderr
+    with pytest.raises(DatasetNotFoundError):
+        load_manifest(tmp_path / "out")
+
+    assert subprocess.run(command, capture_output=True, check=False, timeout=100).returncode == 0
+    assert load_manifest(tmp_path / "out").windows == 3 * 15
+
+
 # What is refused: a build is staged, in this process, as if it had been interrupted after its first shard.
 
 
