@@ -12,7 +12,7 @@ from .command import Command, run_command
 from .manifest import MAX_NONFINITE, Manifest
 from .manifest_file import feature_documents, load_manifest, window_document
 from .statistics import statistics_document
-from .text import format_bytes, format_table, format_window
+from .text import format_bytes, format_table, format_window, printable
 from .verify.examine import examine, shards_bytes
 from .verify.progress_line import ProgressLine
 from .verify.side_by_side import Run, core_count, in_processes, in_threads
@@ -71,9 +71,9 @@ def _verify(parsed: argparse.Namespace) -> int:
     finally:
         line.clear()
     for fault in findings.faults:
-        print(fault)
+        print(printable(fault))
     for note in findings.notes:
-        print(f"note: {note}")
+        print(f"note: {printable(note)}")
     if findings.faults:
         print(f"{parsed.path}: {len(findings.faults)} faults; copy or build the dataset again", file=sys.stderr)
         return 1
@@ -148,7 +148,7 @@ def format_info(manifest: Manifest) -> str:
         f"windows   {manifest.windows:,} {format_window(window_document(manifest.window))};"
         f" {format_bytes(manifest.bytes)}",
         f"split by  {by}"
-        + (f", grouped by {splitting.group_by}" if splitting.group_by is not None else "")
+        + (f", grouped by {printable(splitting.group_by)}" if splitting.group_by is not None else "")
         + (f", {splitting.purge} steps purged" if splitting.purge else ""),
         "",
         format_table(("split", "episodes", "windows", "shards", "size"), splits),

@@ -198,3 +198,17 @@ def test_progress_is_shown_after_two_seconds(monkeypatch: pytest.MonkeyPatch, te
         line.show(int(seconds * 4e7))
     line.clear()
     assert stderr.text == text
+
+
+def test_a_name_cannot_pass_for_a_line_of_the_output(tmp_path: Path, build_here: BuildHere) -> None:
+    (tmp_path / "in").mkdir()
+    name = "a\nout is whole\x1b[2J.npy"
+    np.save(tmp_path / "in" / name, np.zeros(20))
+    dataset = build_here(str(tmp_path / "in"), tmp_path / "out", window_length=4)
+    (tmp_path / "in" / name).unlink()
+
+    line = [sys.executable, "-m", "shards", "verify", str(dataset.folder), "--source", str(tmp_path / "in")]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+
+    assert done.stdout == "a\\nout is whole\\x1b[2J.npy cannot be read: No such file or directory\n"
+    assert done.returncode == 1
