@@ -12,12 +12,13 @@ import tensorflow as tf
 from shards.dataset import Windows, open_dataset
 from shards.errors import OptionError
 from shards.features import Feature
-from shards.gather import Gatherer, columns_of
+from shards.fetch import LARGE_BYTES
+from shards.gather import columns_of
 from shards.manifest import Manifest
-from shards.pieces import Piece, cut_shards, whole_shards
-from shards.text import format_bytes
+from shards.pieces import Piece, cut_shards
+from shards.shard_file import check_digests
 
-from .ahead import Ahead, mapping, streaming
+from .ahead import SingleWindows, WholePieces
 from .batches import Batches
 from .capacity import HOST, free_bytes, misfit
 from .chunks import PARALLEL_CHUNKS, Chunks, epoch_function, steps_per_chunk
@@ -32,8 +33,7 @@ from .shares import shares
 from .steps import Remainder, Steps
 from .targets import Batch, Targets
 
-_MAPS_AT_RANDOM = 128  # mapped shards kept where the order jumps among all; each holds a file descriptor
-_MOST_MAPS = 256  # of a stream; a process often may have 1024 descriptors
+_MOST_WHOLE_BYTES = 2**30  # of pieces in memory: two pools of 64 take half of it
 
 
 def load(
@@ -52,7 +52,7 @@ def load(
     normalize: bool | Sequence[str] = False,
     map_fn: Callable[[Batch], Any] | None = None,
     pool: int = 64,
-    stream: bool = False,
+    verify: bool = False,
     resident: ResidentMode = False,
     strategy: tf.distribute.Strategy | None = None,
 ) -> Any:
@@ -84,7 +84,7 @@ def load(
     map_fn: a function from dict to dict, applied to whole batches in parallel, after normalize and before targets.
     pool: so many pieces are shuffled together. A piece is 4 MiB of a shard, whose windows come from all over the split;
         or a whole shard if it is smaller, or if its records hold several windows.
-    stream: read pieces in one go each, two pools at most in memory, instead of mapping files.
+    verify: first compare each shard's SHA-256 with the manifest's, which reads all of the split once.
     resident: hold the raw steps in the memory of the device, and gather windows there. True: each replica its own part
         of the windows; "copy": each all of them. What is returned is then no `tf.data.Dataset`, but iterated like one.
         If they do not fit, a warning says so, and batches are read from the shards.
@@ -92,14 +92,17 @@ def load(
 
     With one GPU and no strategy, batches are prefetched onto the GPU.
     Errors: OptionError; DatasetNotFoundError, SplitNotFoundError, ManifestError, FormatVersionError and ShardError, all
-    before the first batch.
+    before the first batch. A shard that later cannot be read, or has changed since, is an error of the iteration: a
+    ShardError, or within TensorFlow (`fit`, a strategy, what is made of the dataset) a tf.errors.OpError with its text.
     """
     options = LoadOptions(
         batch_size, shuffle, seed, epochs, start_step, features, targets, remainder, provenance, normalize, map_fn,
-        pool, stream, resident, strategy,
+        pool, verify, resident, strategy,
     )  # fmt: skip
     source = open_dataset(path)
     manifest, chosen = source.manifest, source[split]
+    if verify:
+        check_digests(chosen.shards, [shard.sha256 for shard in chosen.split.shards])
     columns = columns_of(manifest, features, provenance)
     finish = finishing(manifest, columns, options)  # mask, normalize, map_fn, targets
     whole = Steps(len(chosen), batch_size, options.rule(len(chosen)))
@@ -119,8 +122,8 @@ def load(
         steps = replace(whole, part=part, parts=parts)
         place = StreamPosition(*course.at(0, start_step), epochs or 1)
         every = _every(manifest, pieces, columns, steps, options)
-        records = _ahead(manifest, pieces, every * batch_size, options, alone=parts == 1)
-        chunks = Chunks(Gatherer(manifest, columns, records), records, order, columns, steps, every)
+        source = _source(chosen, manifest, pieces, columns, every * batch_size, options, parts)
+        chunks = Chunks(source, order, columns, steps, every)
         count = None if epochs is None else epochs * len(steps) * sharing
 
         dataset = starts(place)  # (epoch, step) where this iteration begins
@@ -137,7 +140,7 @@ def load(
 
 
 def _shuffled(chosen: Windows, manifest: Manifest, options: LoadOptions) -> tuple[list[Piece], Order]:
-    pieces = cut_shards(chosen.folder, chosen.split.shards, manifest)
+    pieces = cut_shards(chosen.shards, manifest)
     windows = np.array([piece.windows for piece in pieces])
     if int(windows.max()) * min(options.pool, len(pieces)) > MAX_POOL_WINDOWS:
         raise OptionError(f"a pool of {options.pool} pieces of {windows.max()} windows is too large: choose a smaller")
@@ -149,7 +152,7 @@ def _sorted(chosen: Windows) -> tuple[list[Piece], Order]:
     places = np.lexsort((where["start"], where["episode"]))
     firsts = chosen.split.firsts
     shards = np.searchsorted(firsts, places, side="right") - 1
-    return whole_shards(chosen.folder, chosen.split.shards), FixedOrder(shards, places - firsts[shards])
+    return chosen.shards, FixedOrder(shards, places - firsts[shards])
 
 
 def _every(
@@ -164,24 +167,29 @@ def _every(
     return min(steps_per_chunk(steps.part_batch * window_bytes), fitting)
 
 
-def _ahead(manifest: Manifest, pieces: Sequence[Piece], chunk_windows: int, options: LoadOptions, alone: bool) -> Ahead:
-    """Two pools of pieces, that which is read from and the next, and those of the chunks under way.
+def _source(
+    chosen: Windows,
+    manifest: Manifest,
+    pieces: Sequence[Piece],
+    columns: tuple[Feature, ...],
+    chunk_windows: int,
+    options: LoadOptions,
+    parts: int,
+) -> WholePieces | SingleWindows:
+    """Pieces are read whole where shuffling uses up all of each soon, and little is read for a window that way.
 
-    Of mapped pieces, a worker that is not alone needs but a part: it lets them be read where it comes to them.
+    Else windows are read one by one. In memory, or expected to be in the system's, are two pools, that which is read
+    from and the next, and the pieces of the chunks under way.
     """
     nbytes, most = manifest.layout.record_bytes, max(piece.records for piece in pieces)
-    in_chunk = -(-chunk_windows * len(pieces) // sum(piece.windows for piece in pieces))
+    in_chunk = -(-chunk_windows * len(pieces) // len(chosen))
     kept = 2 * options.pool + (PARALLEL_CHUNKS + 1) * in_chunk
-    if not options.stream:
-        kept = min(kept, _MOST_MAPS) if options.shuffle else _MAPS_AT_RANDOM
-        return Ahead(manifest, pieces, mapping(nbytes, ahead=options.shuffle and alone), kept)
-    needed, there = min(kept, len(pieces)) * most * nbytes, free_bytes(HOST)
-    if there is not None and needed > there:
-        raise OptionError(
-            f"stream=True needs {format_bytes(needed)} for two pools of {options.pool} pieces of"
-            f" {format_bytes(most * nbytes)}, and {format_bytes(there)} are free: choose a smaller pool"
-        )
-    return Ahead(manifest, pieces, streaming(nbytes, most), kept)
+    per_window = parts * chosen.split.bytes // len(chosen)  # that each part reads
+    needed, free = min(kept, len(pieces)) * most * nbytes, free_bytes(HOST)
+    fits = needed <= _MOST_WHOLE_BYTES and (free is None or 2 * needed <= free)
+    if options.shuffle and per_window < LARGE_BYTES and fits:
+        return WholePieces(manifest, columns, pieces, kept)
+    return SingleWindows(chosen, columns, pieces, nbytes, kept if options.shuffle and parts == 1 else 0)
 
 
 def _options() -> tf.data.Options:
