@@ -33,7 +33,7 @@ from .shares import shares
 from .steps import Remainder, Steps
 from .targets import Batch, Targets
 
-_MOST_WHOLE_BYTES = 2**30  # of pieces in memory: two pools of 64 take half of it
+_MOST_WHOLE_BYTES = 3 * 2**28  # of pieces in memory: two pools of 64 take 512 MiB, the chunks under way some 100
 
 
 def load(
@@ -106,7 +106,8 @@ def load(
     columns = columns_of(manifest, features, provenance)
     finish = finishing(manifest, columns, options)  # mask, normalize, map_fn, targets
     whole = Steps(len(chosen), batch_size, options.rule(len(chosen)))
-    pieces, order = _shuffled(chosen, manifest, options) if shuffle else _sorted(chosen)
+    pieces = cut_shards(chosen.shards, manifest)
+    order = _shuffled(pieces, options) if shuffle else _sorted(chosen, pieces)
     if resident:
         each = shares(chosen, manifest, whole, pieces, order, options)
         problem = misfit([share.places.nbytes(columns) for share in each], devices_of(strategy))
@@ -139,20 +140,19 @@ def load(
     return batches(0, 1, 1) if strategy is None else distribute(strategy, batches)
 
 
-def _shuffled(chosen: Windows, manifest: Manifest, options: LoadOptions) -> tuple[list[Piece], Order]:
-    pieces = cut_shards(chosen.shards, manifest)
+def _shuffled(pieces: Sequence[Piece], options: LoadOptions) -> Order:
     windows = np.array([piece.windows for piece in pieces])
     if int(windows.max()) * min(options.pool, len(pieces)) > MAX_POOL_WINDOWS:
         raise OptionError(f"a pool of {options.pool} pieces of {windows.max()} windows is too large: choose a smaller")
-    return pieces, ShuffledOrder(windows, options.seed, options.pool)
+    return ShuffledOrder(windows, options.seed, options.pool)
 
 
-def _sorted(chosen: Windows) -> tuple[list[Piece], Order]:
+def _sorted(chosen: Windows, pieces: Sequence[Piece]) -> Order:
     where = chosen.provenance()
     places = np.lexsort((where["start"], where["episode"]))
-    firsts = chosen.split.firsts
-    shards = np.searchsorted(firsts, places, side="right") - 1
-    return chosen.shards, FixedOrder(shards, places - firsts[shards])
+    firsts = np.cumsum([0, *(piece.windows for piece in pieces)])
+    holding = np.searchsorted(firsts, places, side="right") - 1
+    return FixedOrder(holding, places - firsts[holding])
 
 
 def _every(
@@ -176,18 +176,16 @@ def _source(
     options: LoadOptions,
     parts: int,
 ) -> WholePieces | SingleWindows:
-    """Pieces are read whole where shuffling uses up all of each soon, and little is read for a window that way.
+    """Pieces are read whole if they fit into memory and hold small windows, or such as share records; else windows are.
 
-    Else windows are read one by one. In memory, or expected to be in the system's, are two pools, that which is read
-    from and the next, and the pieces of the chunks under way.
+    What must fit are all; shuffled, two pools, that which is read from and the next, and those of the chunks under way.
     """
     nbytes, most = manifest.layout.record_bytes, max(piece.records for piece in pieces)
     in_chunk = -(-chunk_windows * len(pieces) // len(chosen))
-    kept = 2 * options.pool + (PARALLEL_CHUNKS + 1) * in_chunk
-    per_window = parts * chosen.split.bytes // len(chosen)  # that each part reads
+    kept = 2 * options.pool + (PARALLEL_CHUNKS + 1) * in_chunk if options.shuffle else len(pieces)
     needed, free = min(kept, len(pieces)) * most * nbytes, free_bytes(HOST)
     fits = needed <= _MOST_WHOLE_BYTES and (free is None or 2 * needed <= free)
-    if options.shuffle and per_window < LARGE_BYTES and fits:
+    if fits and parts * chosen.split.bytes < LARGE_BYTES * len(chosen):  # what is read for a window
         return WholePieces(manifest, columns, pieces, kept)
     return SingleWindows(chosen, columns, pieces, nbytes, kept if options.shuffle and parts == 1 else 0)
 

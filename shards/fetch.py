@@ -15,8 +15,10 @@ from .pieces import Piece
 from .shard_file import ShardFile
 from .windows import Int64s
 
-#: What is so large is read straight into its place; smaller things by way of a cache, with what lies near them.
+#: What is so large is read straight into its place; smaller things by way of a cache, with what lies near them, unless
+#: they are of a medium size and lie alone.
 LARGE_BYTES = 2**14
+_MEDIUM_BYTES = 2**11
 _GAP_BYTES = 2**13  # between two ranges: to read so much takes about as long as one call
 _BLOCK_BYTES = 2**20  # read by way of the cache at a time
 _SECTION = 2**18  # windows looked for at a time, of several numbers each
@@ -91,7 +93,8 @@ def _fetch(
     """outs[c][places[j]] = column c of window j, for each c of a group; windows are in the order of their places."""
     (number, first), (_, last) = group[0], group[-1]
     begins = first.begins(records, first_steps)
-    if first.packed and first.nbytes >= LARGE_BYTES:
+    alone = first is last and first.packed and first.nbytes >= _MEDIUM_BYTES
+    if alone and (first.nbytes >= LARGE_BYTES or 2 * np.count_nonzero(_apart(begins, first.nbytes)) >= len(begins) - 1):
         memory = outs[number].reshape(-1).view(np.uint8).data
         reads.fill(memory, shards, begins, places * first.nbytes, np.full_like(places, first.nbytes))
         return
@@ -121,12 +124,9 @@ class _Reads:
     def fill(self, memory: memoryview, shards: Int64s, begins: Int64s, places: Int64s, nbytes: Int64s) -> None:
         """The nbytes[j] bytes of `memory` from places[j] on become those of a shard from begins[j] on."""
         for first, end in _equal(shards):
-            file = self._file(int(shards[first]))
-            here = slice(first, end)
-            for begin, place, count in zip(
-                begins[here].tolist(), places[here].tolist(), nbytes[here].tolist(), strict=True
-            ):
-                file.read(memory[place : place + count], begin)
+            file, here = self._file(int(shards[first])), slice(first, end)
+            ranges = (part[here].tolist() for part in (places, begins, nbytes))
+            file.read(memory, zip(*ranges, strict=True))
             file.check()
 
     def blocks(self, shards: Int64s, begins: Int64s, nbytes: int) -> Iterator[tuple[slice, NDArray[np.uint8], Int64s]]:
@@ -134,7 +134,7 @@ class _Reads:
 
         Yields (some of them, memory that holds them until the next, where in it each begins).
         """
-        apart = (begins[1:] - begins[:-1] > nbytes + _GAP_BYTES) | (shards[1:] != shards[:-1])
+        apart = _apart(begins, nbytes) | (shards[1:] != shards[:-1])
         apart |= begins[1:] // _BLOCK_BYTES != begins[:-1] // _BLOCK_BYTES
         firsts = np.concatenate([[0], np.flatnonzero(apart) + 1])  # of each range that is read in one go
         ends = np.append(firsts[1:], len(begins))
@@ -153,6 +153,11 @@ class _Reads:
         if memory is None or len(memory) < nbytes:
             memory = self._local.memory = np.empty(max(nbytes, _BLOCK_BYTES), np.uint8)
         return memory
+
+
+def _apart(begins: Int64s, nbytes: int) -> NDArray[np.bool_]:
+    """Whether two ranges next to one another are so far apart that they are not read in one go."""
+    return begins[1:] - begins[:-1] > nbytes + _GAP_BYTES
 
 
 def _equal(numbers: Int64s) -> Iterator[tuple[int, int]]:

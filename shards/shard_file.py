@@ -6,7 +6,7 @@ Nothing is mapped: where a mapped file is cut short, or its disk fails, the syst
 import errno
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 
@@ -35,17 +35,22 @@ class ShardFile:
             raise self._unreadable(error) from error
         weakref.finalize(self, os.close, self._descriptor).atexit = False
 
-    def read(self, into: memoryview, at: int) -> None:
-        """Fill `into` with the bytes from `at` on. They count once `check` has been called."""
-        done = 0
-        while done < len(into):
-            try:
-                count = os.preadv(self._descriptor, [into[done : done + _MOST_AT_ONCE]], at + done)
-            except OSError as error:
-                raise self._unreadable(error) from error
-            if count == 0:
-                raise self._changed()
-            done += count
+    def read(self, memory: memoryview, ranges: Iterable[tuple[int, int, int]]) -> None:
+        """memory[place : place + nbytes] become the bytes from `at` on, for each (place, at, nbytes).
+
+        They count once `check` has been called.
+        """
+        read, descriptor = os.preadv, self._descriptor  # a microsecond for each range that is small
+        try:
+            for place, at, nbytes in ranges:
+                done = read(descriptor, [memory[place : place + nbytes]], at)
+                while done < nbytes:
+                    more = read(descriptor, [memory[place + done : place + nbytes]], at + done)
+                    if more == 0:
+                        raise self._changed()
+                    done += more
+        except OSError as error:
+            raise self._unreadable(error) from error
 
     def check(self) -> None:
         """ShardError if the file has changed since the dataset was opened; else all that was read is as it was then."""
@@ -75,7 +80,11 @@ class ShardFile:
 def read_piece(piece: Piece, into: NDArray[np.uint8]) -> None:
     """Fill (records, record_bytes) with the records of a piece. Errors: ShardError."""
     file = ShardFile(piece)
-    file.read(into.reshape(-1).data, piece.first * into.shape[1])
+    begin, nbytes = piece.first * into.shape[1], into.size
+    file.read(
+        into.reshape(-1).data,
+        ((at, begin + at, min(_MOST_AT_ONCE, nbytes - at)) for at in range(0, nbytes, _MOST_AT_ONCE)),
+    )
     file.check()
 
 
@@ -90,7 +99,7 @@ def _check_digest(shard: Piece, digest: str) -> None:
     file, found, memory = ShardFile(shard), sha256(), memoryview(bytearray(_HASHED_BYTES))
     for at in range(0, shard.state.size, _HASHED_BYTES):
         part = memory[: shard.state.size - at]
-        file.read(part, at)
+        file.read(part, [(0, at, len(part))])
         found.update(part)
     file.check()
     if found.hexdigest() != digest:
