@@ -11,17 +11,15 @@ import shutil
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shards import ShardError, Windows, open_dataset
+from shards import ShardError, Windows, load_manifest, open_dataset
 
 TIMES = 2
-SECONDS = 0.4  # for which batches are read if nothing is found
 
 
 def truncate(shard: Path) -> None:
@@ -74,15 +72,16 @@ WAYS: dict[str, tuple[str, Callable[[Path], Iterable[np.ndarray]]]] = {
 DAMAGES = {damage.__name__: damage for damage in (truncate, delete, replace, overwrite)}
 
 
-def ending(batches: Iterable[np.ndarray], damage: Callable[[Path], None], shard: Path) -> str:
-    """How reading ends while a shard is damaged: "right", "wrong" or the text of the ShardError."""
-    timer, end = threading.Timer(random.uniform(0, 0.05), damage, [shard]), time.monotonic() + SECONDS
+def ending(batches: Iterable[np.ndarray], windows: int, damage: Callable[[Path], None], shard: Path) -> str:
+    """How three epochs of so many windows end, after a shard was damaged: "right", "wrong" or a ShardError's text."""
+    timer, left = threading.Timer(random.uniform(0, 0.05), damage, [shard]), 3 * windows
     timer.start()
     try:
         for batch in batches:
             if not (batch == batch[:, :1] + np.arange(batch.shape[1])).all() or batch.max() >= 1_000_000:
                 return "wrong"
-            if time.monotonic() > end:
+            left -= 0 if timer.is_alive() else len(batch)
+            if left < 0:
                 break
         return "right"
     except ShardError as error:
@@ -101,7 +100,7 @@ def main(root: Path, names: list[str]) -> None:
                     folder = shutil.copytree(root / kind / "d", Path(copy, "d"))
                     shutil.copytree(root / "other" / kind / "d", Path(folder, "other"))
                     shard = random.choice(sorted(folder.glob("*.tfrecord-*")))
-                    end = ending(way(folder), damage, shard)
+                    end = ending(way(folder), load_manifest(folder).windows, damage, shard)
                 print(json.dumps([name, damage.__name__, end.replace(str(shard), "SHARD")]), flush=True)
 
 
