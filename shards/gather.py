@@ -4,6 +4,7 @@ Rows of a piece are its windows, numbered through its records. Where a record ho
 its steps here, as late as can be.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -16,7 +17,11 @@ from .pieces import Piece
 from .record import COUNT, EPISODE, START, VALID, decode_varints
 from .windows import Int64s, WindowSpec
 
-_BLOCK_BYTES = 2**18  # copied at a time: they stay in the second-level cache on their way
+# Windows pass through the second-level cache in blocks. `take` into memory that is there is the fastest copy of
+# scattered rows that NumPy has, and other threads run meanwhile; all else makes memory anew, of which TensorFlow has
+# 128 KiB and more mapped each time.
+_TAKEN_BYTES = 2**18
+_BLOCK_BYTES = 2**16
 
 
 def columns_of(
@@ -59,6 +64,14 @@ class Cut:
         """The first bytes of windows whose records begin at these bytes; first_steps: theirs in shared records."""
         begins = records + self.offset
         return begins if first_steps is None or not self._step else begins + first_steps * self._step
+
+    def put(self, records: NDArray[np.uint8], places: Int64s, out: np.ndarray) -> None:
+        """out[places[j]] = the window that record j, of (n, record_bytes), holds alone; `out` is as in `copy`."""
+        raw = records[:, self.offset : self.offset + self.nbytes]
+        if self._varint:
+            out[places] = decode_varints(raw)
+        else:
+            out.reshape(-1).view(np.uint8).reshape(len(out), -1)[places] = raw
 
     def copy(
         self,
@@ -132,6 +145,10 @@ class Gatherer:
     def __init__(self, manifest: Manifest, columns: Sequence[Feature]) -> None:
         self._record_bytes = manifest.layout.record_bytes
         self._cuts = [Cut(manifest, column) for column in columns]
+        self._taken = max(1, _TAKEN_BYTES // self._record_bytes)  # records at a time
+        much = 2 * sum(cut.nbytes for cut in self._cuts) >= self._record_bytes
+        self._whole = manifest.window.per_record == 1 and much
+        self._local = threading.local()
 
     def gather(
         self, records: Callable[[int], Records], pieces: Int64s, rows: Int64s, outs: Sequence[np.ndarray]
@@ -147,8 +164,26 @@ class Gatherer:
         for end in ends.tolist():
             places = order[begin:end]
             piece = records(int(pieces[places[0]]))
-            found, first_steps = piece.find(rows[places])
-            memory, found = piece.raw.reshape(-1), found * self._record_bytes
-            for cut, out in zip(self._cuts, outs, strict=True):
-                cut.copy(memory, cut.begins(found, first_steps), first_steps, places, out)
+            if self._whole:
+                self._take(piece.raw, rows[places], places, outs)
+            else:
+                self._copy(piece, rows[places], places, outs)
             begin = end
+
+    def _copy(self, piece: Records, rows: Int64s, places: Int64s, outs: Sequence[np.ndarray]) -> None:
+        found, first_steps = piece.find(rows)
+        memory, found = piece.raw.reshape(-1), found * self._record_bytes
+        for cut, out in zip(self._cuts, outs, strict=True):
+            cut.copy(memory, cut.begins(found, first_steps), first_steps, places, out)
+
+    def _take(self, raw: NDArray[np.uint8], rows: Int64s, places: Int64s, outs: Sequence[np.ndarray]) -> None:
+        """Copy whole records, and the columns from there, of which they mostly consist."""
+        room = getattr(self._local, "room", None)
+        if room is None:
+            room = self._local.room = np.empty((self._taken, self._record_bytes), np.uint8)
+        for at in range(0, len(rows), self._taken):
+            some = rows[at : at + self._taken]
+            taken = room[: len(some)]
+            raw.take(some, axis=0, out=taken, mode="clip")  # in bounds; "raise" would copy through a buffer
+            for cut, out in zip(self._cuts, outs, strict=True):
+                cut.put(taken, places[at : at + self._taken], out)
