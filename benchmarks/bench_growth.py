@@ -35,11 +35,10 @@ _EPISODES = 32
 
 @dataclass(frozen=True)
 class Row:
-    """One dataset read one way: medians, `own_mb` the largest."""
+    """One dataset: medians, `own_mb` the largest."""
 
     shards: int
     windows: int
-    stream: bool
     windows_per_s: float
     first_batch_s: float
     own_mb: float
@@ -64,12 +63,12 @@ def make(folder: Path, shards: int, windows: int) -> Path:
     return folder / "shards"
 
 
-def measure(folder: Path, stream: bool, seconds: float) -> tuple[float, float, float]:
+def measure(folder: Path, seconds: float) -> tuple[float, float, float]:
     """(windows per second, seconds from `load` to the first batch, MB), in a process in which nothing else has run."""
     tf.reduce_sum(tf.zeros(1))  # TensorFlow starts
     before = resident_memory()
     start = time.perf_counter()
-    dataset = load(folder, batch_size=_SHAPE.batch, targets="same", stream=stream, epochs=None)
+    dataset = load(folder, batch_size=_SHAPE.batch, targets="same", epochs=None)
     batches = iter(dataset)
     next(batches)
     first = time.perf_counter() - start
@@ -81,7 +80,7 @@ def measure(folder: Path, stream: bool, seconds: float) -> tuple[float, float, f
         if count % (100 * _SHAPE.batch) == 0:
             seen.append(resident_memory())
     speed = count / (time.perf_counter() - begun)
-    own = max(memory[0] for memory in seen if memory) - before[0] if before and seen else float("nan")
+    own = max(memory for memory in seen if memory) - before if before and seen else float("nan")
     return speed, first, own
 
 
@@ -100,20 +99,18 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(prefix="bench-growth-", dir=options.folder) as root:
         folders = [make(Path(root, f"{shards}-{windows}"), shards, windows) for shards, windows in sizes]
-        ways = [(i, stream) for i in range(len(sizes)) for stream in (False, True)]
-        runs: dict[tuple[int, bool], list[tuple[float, float, float]]] = {way: [] for way in ways}
+        runs: list[list[tuple[float, float, float]]] = [[] for _ in sizes]
         for _ in range(options.repeats):
-            for i, stream in ways:
+            for folder, measured in zip(folders, runs, strict=True):
                 with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-                    runs[i, stream].append(process.submit(measure, folders[i], stream, options.seconds).result())
-        for i, stream in ways:
-            speed, first, own = zip(*runs[i, stream], strict=True)
-            rows.append(Row(*sizes[i], stream, statistics.median(speed), statistics.median(first), max(own)))
-    print(f"{'shards':>7}{'windows':>9}  {'way':<9}{'windows/s':>11}{'first batch':>13}{'memory':>10}")
+                    measured.append(process.submit(measure, folder, options.seconds).result())
+        for size, measured in zip(sizes, runs, strict=True):
+            speed, first, own = zip(*measured, strict=True)
+            rows.append(Row(*size, statistics.median(speed), statistics.median(first), max(own)))
+    print(f"{'shards':>7}{'windows':>9}{'windows/s':>11}{'first batch':>13}{'memory':>10}")
     for row in rows:
-        way = "streamed" if row.stream else "mapped"
         speed = f"{row.windows_per_s:,.0f}"
-        print(f"{row.shards:>7}{row.windows:>9}  {way:<9}{speed:>11}{row.first_batch_s:>11.2f} s{row.own_mb:>7.0f} MB")
+        print(f"{row.shards:>7}{row.windows:>9}{speed:>11}{row.first_batch_s:>11.2f} s{row.own_mb:>7.0f} MB")
     command = shlex.join(["python", "benchmarks/bench_growth.py", *sys.argv[1:]])
     write_results(
         options.json,

@@ -53,14 +53,12 @@ class Row:
 class Alone:
     """Our reader in a fresh process: seconds from `load` to the first batch, and by how much memory grew in an epoch.
 
-    Memory is resident, in MB, the largest seen after any batch: its own, and pages of mapped shards, which the system
-    takes back when it needs them; None where there is no /proc. Shards on a file system in memory count as its own.
+    Memory is resident, in MB, the largest seen after any batch; None where there is no /proc.
     """
 
     shape: str
     first_batch_s: float
     own_mb: float | None
-    mapped_mb: float | None
 
 
 def check(name: str, data: Data) -> str:
@@ -126,9 +124,8 @@ def measure_alone(shape: str, data: Data) -> Alone:
     first_batch = time.perf_counter() - start
     seen = [resident_memory(), *(resident_memory() for _ in batches)]
     if before is None:
-        return Alone(shape, first_batch, None, None)
-    own, mapped = (max(column) - base for column, base in zip(zip(*seen, strict=True), before, strict=True))
-    return Alone(shape, first_batch, own, mapped)
+        return Alone(shape, first_batch, None)
+    return Alone(shape, first_batch, max(memory for memory in seen if memory is not None) - before)
 
 
 def run_shape(shape: str, options: argparse.Namespace, strategy: Any) -> tuple[list[Row], Alone | None]:
@@ -241,7 +238,7 @@ def _table(shape: str, rows: list[Row], alone: Alone | None, data: Data) -> str:
 def _memory(alone: Alone) -> str:
     if alone.own_mb is None:
         return ""
-    return f"; at most {alone.own_mb:,.0f} MB of memory and {alone.mapped_mb:,.0f} MB of mapped shards in an epoch"
+    return f"; at most {alone.own_mb:,.0f} MB of memory in an epoch"
 
 
 def _say(text: str) -> None:

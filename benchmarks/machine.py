@@ -23,14 +23,14 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def resident_memory() -> tuple[float, float] | None:
-    """(own, mapped from files) memory of this process, in MB; None where there is no /proc."""
+def resident_memory() -> float | None:
+    """The memory of this process, in MB, without what is mapped from files; None where there is no /proc."""
     status = Path("/proc/self/status")
     if not status.exists():
         return None
     lines = (line.partition(":") for line in status.read_text().splitlines())
     kib = {key: int(value.split()[0]) for key, _, value in lines if key.startswith("Rss")}
-    return (kib["RssAnon"] + kib["RssShmem"]) * 1024 / 1e6, kib["RssFile"] * 1024 / 1e6
+    return (kib["RssAnon"] + kib["RssShmem"]) * 1024 / 1e6
 
 
 def _version(name: str) -> str | None:

@@ -173,11 +173,6 @@ def ours(data: Data, **options: Any) -> Batches:
     return load(data.folder, batch_size=data.shape.batch, targets=targets, strategy=data.strategy, **options)
 
 
-def streamed(data: Data) -> Batches:
-    """Ours, shards streamed through TensorFlow's file systems instead of mapped: stream=True."""
-    return ours(data, stream=True)
-
-
 def resident(data: Data) -> Batches:
     """Ours, raw steps in device memory: resident=True."""
     return ours(data, resident=True)
@@ -237,7 +232,6 @@ SYSTEMS: dict[str, Callable[[Data], Batches]] = {
     "tfds": tfds,
     "grain": grain,
     "ours": ours,
-    "streamed": streamed,
     "resident": resident,
     "numpy_shards": numpy_shards,
     "numpy_gather": numpy_gather,
@@ -245,4 +239,4 @@ SYSTEMS: dict[str, Callable[[Data], Batches]] = {
 }
 BASELINE = "fit"
 UNCHECKED = ("memcpy",)  # it delivers no windows
-DISTRIBUTED = ("fit", "ours", "streamed", "resident")  # those that replicas can share
+DISTRIBUTED = ("fit", "ours", "resident")  # those that replicas can share

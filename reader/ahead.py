@@ -1,60 +1,54 @@
-"""Pieces of shards on their way into memory: mapped or streamed, a pool ahead of the windows that are gathered."""
+"""The two ways to windows: pieces of shards are read whole, ahead of time, or windows are read one by one."""
 
-import mmap
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from threading import Lock
+from typing import Generic, TypeVar
 
 import numpy as np
-import tensorflow as tf
-from numpy.typing import NDArray
 
-from shards.errors import ShardError
-from shards.gather import Records
+from shards.dataset import Windows
+from shards.features import Feature
+from shards.gather import Gatherer, Records
 from shards.manifest import Manifest
 from shards.memory import Buffers
-from shards.pieces import PIECE_BYTES, Piece, map_piece
+from shards.pieces import Piece
+from shards.shard_file import ShardFile, read_piece
 from shards.windows import Int64s
 
-Read = Callable[[Piece], NDArray[np.uint8]]  # the (records, record_bytes) of a piece; may raise ShardError
+T = TypeVar("T")
 
-_READERS = 8  # pieces read at a time: object stores serve many requests side by side
-_READ_BYTES = 2**17  # copied from TensorFlow to Python at a time; what fits a cache is copied six times faster
+_READERS = 8  # pieces read at a time: file servers serve many requests side by side
 
 
-class Ahead:
-    """`ahead(i)` are the records of piece i, as soon as they are there; `expect` has them read before they are needed.
+class Ahead(Generic[T]):
+    """`ahead(i)` is read(i), as soon as it is there; `expect` has it done before it is needed.
 
-    The last `keep` pieces that were asked for, or expected, stay. Safe to use from several threads.
+    The last `keep` that were asked for, or expected, stay. Safe to use from several threads.
     """
 
-    def __init__(self, manifest: Manifest, pieces: Sequence[Piece], read: Read, keep: int) -> None:
+    def __init__(self, read: Callable[[int], T], keep: int) -> None:
         executor = ThreadPoolExecutor(_READERS, thread_name_prefix="read-ahead")
-
-        def records(i: int) -> Records:
-            return Records.of(manifest, pieces[i], read(pieces[i]))
-
         weakref.finalize(self, executor.shutdown, wait=False, cancel_futures=True)
         self._lock, self._keep = Lock(), keep
-        self._read: Callable[[int], Future[Records]] = lambda i: executor.submit(records, i)
-        self._reading: OrderedDict[int, Future[Records]] = OrderedDict()  # the last asked for comes last
+        self._read: Callable[[int], Future[T]] = lambda i: executor.submit(read, i)
+        self._reading: OrderedDict[int, Future[T]] = OrderedDict()  # the last asked for comes last
 
-    def __call__(self, i: int) -> Records:
-        """The records of piece i. Errors: ShardError; the next call tries again."""
+    def __call__(self, i: int) -> T:
+        """What was read for i. Errors: those of `read`; the next call tries again."""
         with self._lock:
             reading = self._begin(i)
         return reading.result()
 
-    def expect(self, pieces: Int64s) -> None:
+    def expect(self, numbers: Int64s) -> None:
         """Begin to read these, if they are not there."""
         with self._lock:
-            for i in pieces[: self._keep].tolist():
+            for i in numbers[: self._keep].tolist():
                 self._begin(i)
 
-    def _begin(self, i: int) -> "Future[Records]":
+    def _begin(self, i: int) -> "Future[T]":
         reading = self._reading.pop(i, None)
         if reading is None or (reading.done() and reading.exception() is not None):
             reading = self._read(i)
@@ -64,44 +58,40 @@ class Ahead:
         return reading
 
 
-def mapping(record_bytes: int, ahead: bool = True) -> Read:
-    """Pieces of local files as memory maps; ahead: read from the disk, and in this process's memory, beforehand."""
+class WholePieces:
+    """Windows gathered from pieces, each read whole and ahead of time, of which the last `keep` stay in memory."""
 
-    def read(piece: Piece) -> NDArray[np.uint8]:
-        records = map_piece(piece, record_bytes, ahead)
-        if ahead and records.nbytes <= 2 * PIECE_BYTES:  # a whole shard of shared records is too much at once
-            records.reshape(-1)[:: mmap.PAGESIZE].max()
-        return records
+    def __init__(self, manifest: Manifest, columns: Sequence[Feature], pieces: Sequence[Piece], keep: int) -> None:
+        nbytes = manifest.layout.record_bytes
+        buffers = Buffers(max(piece.records for piece in pieces) * nbytes, _READERS)
 
-    return read
+        def read(i: int) -> Records:
+            raw = buffers.array((pieces[i].records, nbytes), np.dtype(np.uint8))
+            read_piece(pieces[i], raw)
+            return Records(manifest, pieces[i], raw)
+
+        self._gatherer, self._ahead = Gatherer(manifest, columns), Ahead(read, keep)
+        self.expect = self._ahead.expect
+
+    def gather(self, pieces: Int64s, rows: Int64s, outs: Sequence[np.ndarray]) -> None:
+        """outs[c][j] = column c of window rows[j] of piece pieces[j]. Errors: ShardError."""
+        self._gatherer.gather(self._ahead, pieces, rows, outs)
 
 
-def streaming(record_bytes: int, most_records: int) -> Read:
-    """Pieces read in one range each through TensorFlow's file systems, into memory that is used again."""
-    buffers = Buffers(record_bytes * most_records, _READERS)
+class SingleWindows:
+    """Windows read one by one; the system is told of the pieces they lie in beforehand, once while `keep` are."""
 
-    def read(piece: Piece) -> NDArray[np.uint8]:
-        begin, nbytes = piece.first * record_bytes, piece.records * record_bytes
-        records = buffers.array((piece.records, record_bytes), np.dtype(np.uint8))
-        raw, at = records.reshape(-1), 0
-        try:
-            if "://" in piece.file:
-                with tf.io.gfile.GFile(piece.file, "rb") as remote:
-                    remote.seek(begin)
-                    while at < nbytes and (content := remote.read(min(_READ_BYTES, nbytes - at))):
-                        raw[at : at + len(content)] = np.frombuffer(content, np.uint8)
-                        at += len(content)
-            else:
-                with Path(piece.file).open("rb", buffering=0) as local:
-                    if local.seek(0, 2) != piece.file_bytes:
-                        raise ShardError(f"shard {piece.file} has changed since the dataset was opened; open it again")
-                    local.seek(begin)
-                    while at < nbytes and (count := local.readinto(raw[at:].data)):
-                        at += count
-        except (OSError, tf.errors.OpError) as error:
-            raise ShardError(f"shard {piece.file} cannot be read: {error}; copy the dataset again") from error
-        if at < nbytes:
-            raise ShardError(f"shard {piece.file} was cut short at {begin + at} bytes; copy the dataset again")
-        return records
+    def __init__(
+        self, windows: Windows, columns: tuple[Feature, ...], pieces: Sequence[Piece], record_bytes: int, keep: int
+    ) -> None:
+        self._windows, self._columns = windows, columns
+        self._firsts = np.cumsum([0, *(piece.windows for piece in pieces)])
 
-    return read
+        def advise(i: int) -> None:
+            ShardFile(pieces[i]).advise(pieces[i].first * record_bytes, pieces[i].records * record_bytes)
+
+        self.expect = Ahead(advise, keep).expect
+
+    def gather(self, pieces: Int64s, rows: Int64s, outs: Sequence[np.ndarray]) -> None:
+        """As of `WholePieces`."""
+        self._windows.fetch(self._firsts[pieces] + rows, self._columns, outs)

@@ -1,11 +1,14 @@
 """The dataset that `load` returns: a `tf.data.Dataset` that knows its steps and is quick to iterate in Python."""
 
+import re
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator  # which has no public name
+
+from shards.errors import ShardError
 
 from .epochs import Course, StreamPosition
 
@@ -76,6 +79,11 @@ class _QuickIterator(OwnedIterator):  # type: ignore[misc]
             )
         except tf.errors.OutOfRangeError:
             raise StopIteration from None
+        except tf.errors.UnknownError as error:
+            damage = re.search(r"ShardError: (.*)", error.message)  # what Python raised in a thread of TensorFlow's
+            if damage is None:
+                raise
+            raise ShardError(damage[1]) from None
         return self._pack(tensors)
 
 

@@ -8,10 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from shards.features import Feature
-from shards.gather import Gatherer
 from shards.memory import Buffers
 
-from .ahead import Ahead
+from .ahead import SingleWindows, WholePieces
 from .epochs import plain
 from .exiting import until_exit
 from .order import Order
@@ -27,9 +26,14 @@ class Chunks:
     """The windows of this part of the steps [step, step + `every`) of an epoch are a chunk."""
 
     def __init__(
-        self, gatherer: Gatherer, pieces: Ahead, order: Order, columns: Sequence[Feature], steps: Steps, every: int
+        self,
+        source: WholePieces | SingleWindows,
+        order: Order,
+        columns: Sequence[Feature],
+        steps: Steps,
+        every: int,
     ) -> None:
-        self._gatherer, self._pieces, self._order = gatherer, pieces, order
+        self._source, self._order = source, order
         self.columns, self.steps, self.every = columns, steps, every
         idle = PARALLEL_CHUNKS + 4  # those being filled, one prefetched, and some that batches still hold
         self._buffers = [Buffers(self.every * steps.part_batch * column.nbytes, idle) for column in columns]
@@ -38,14 +42,14 @@ class Chunks:
         """One array (n, ...) a column: the windows of a chunk, in memory that is used again once nobody reads it."""
         positions = self.steps.positions(step, step + self.every)
         pieces, rows = self._order.at(epoch, positions)
-        self._pieces.expect(np.unique(pieces))  # side by side, and before those of the next pool
+        self._source.expect(np.unique(pieces))  # side by side, and before those of the next pool
         last = min((step + self.every) * self.steps.batch, self.steps.windows) - 1  # which "repeat" goes beyond
-        self._pieces.expect(self._order.ahead(epoch, last))
+        self._source.expect(self._order.ahead(epoch, last))
         outs = [
             buffers.array((len(positions), *column.shape), column.numpy_dtype)
             for buffers, column in zip(self._buffers, self.columns, strict=True)
         ]
-        self._gatherer.gather(pieces, rows, outs)
+        self._source.gather(pieces, rows, outs)
         return outs
 
 

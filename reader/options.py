@@ -36,7 +36,7 @@ class LoadOptions:
     normalize: bool | Sequence[str] = False
     map_fn: Callable[[Batch], Any] | None = None
     pool: int = 64
-    stream: bool = False
+    verify: bool = False
     resident: ResidentMode = False
     strategy: tf.distribute.Strategy | None = None
 
@@ -49,7 +49,7 @@ class LoadOptions:
             if not isinstance(number, int | np.integer) or isinstance(number, bool) or not least <= number < most:
                 raise OptionError(f"{option} must be a whole number of {least} or more, not {number!r}")
             object.__setattr__(self, option, int(number))
-        for option in ("shuffle", "provenance", "stream"):
+        for option in ("shuffle", "provenance", "verify"):
             if not isinstance(getattr(self, option), bool | np.bool_):
                 raise OptionError(f"{option} must be True or False, not {getattr(self, option)!r}")
         if self.remainder is not None and self.remainder not in REMAINDERS:
@@ -58,10 +58,6 @@ class LoadOptions:
             raise OptionError(f'resident must be True, False or "copy", not {self.resident!r}')
         if self.map_fn is not None and not callable(self.map_fn):
             raise OptionError(f"map_fn must be a function from dict to dict, not {self.map_fn!r}")
-        if self.stream and not self.shuffle:
-            raise OptionError("shuffle=False jumps among all shards, so they cannot be streamed: map them, or shuffle")
-        if self.stream and self.resident:
-            raise OptionError("stream=True and resident=True are two ways to read: choose one")
         if self.strategy is not None and not isinstance(self.strategy, tf.distribute.Strategy):
             raise OptionError(f"strategy must be a tf.distribute.Strategy, not {self.strategy!r}")
         if self.batch_size % self.replicas:

@@ -4,20 +4,21 @@ Of the windows of an episode, those whose starts are alike modulo `stride` have 
 steps are stored `stride` apart, and the `length` steps of each window are consecutive rows.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import gcd
-from typing import Any
 
 import numpy as np
 
 from shards.dataset import Windows
 from shards.features import Feature
+from shards.fetch import runs
 from shards.gather import Gatherer, Records
 from shards.manifest import Manifest
 from shards.memory import Buffers
-from shards.pieces import Piece, cut_shards, map_piece
+from shards.pieces import cut_shards
+from shards.shard_file import read_piece
 from shards.windows import Int64s, WindowSpec
 
 _MOST_TWICE = 1 / 8  # of the steps may be stored again so that windows are whole blocks, which are gathered faster
@@ -112,22 +113,29 @@ def read_raw_steps(
 ) -> RawSteps:
     """Read the columns of the windows of these ascending numbers, of which `places` tells where their steps go.
 
-    Goes once through the shards, and needs a few MB besides what it returns. Errors: ShardError.
+    Goes once through the shards, and needs the memory of a piece besides what it returns: 4 MiB, or a whole shard where
+    records hold several windows. Errors: ShardError.
     """
     timed = [column for column in columns if column.shape]
     single = [column for column in columns if not column.shape]
     steps = {column.name: _array((places.steps, *column.shape[1:]), column.numpy_dtype) for column in timed}
     values = {column.name: _array(numbers.shape, column.numpy_dtype) for column in single}
-    pieces = cut_shards(windows.folder, windows.split.shards, manifest)
+    gatherer, nbytes, pieces = (
+        Gatherer(manifest, single),
+        manifest.layout.record_bytes,
+        cut_shards(windows.shards, manifest),
+    )
+    memory = np.empty((max(piece.records for piece in pieces), nbytes), np.uint8)
     firsts = np.cumsum([0, *(piece.windows for piece in pieces)])
     ends = np.searchsorted(numbers, firsts)
     for piece, first, (begin, end) in zip(pieces, firsts[:-1].tolist(), pairwise(ends.tolist()), strict=True):
         if begin == end:
             continue
-        records, rows, mine = _mapped(manifest, piece), numbers[begin:end] - first, slice(begin, end)
-        if single:
-            outs = [values[column.name][mine] for column in single]
-            Gatherer(manifest, single, {0: records}.__getitem__).gather(np.zeros_like(rows), rows, outs)
+        rows, mine = numbers[begin:end] - first, slice(begin, end)
+        read_piece(piece, memory[: piece.records])
+        records = Records(manifest, piece, memory[: piece.records])
+        outs = [values[column.name][mine] for column in single]
+        gatherer.gather({0: records}.__getitem__, np.zeros_like(rows), rows, outs)
         some = Places(places.first[mine], places.fresh[mine], places.steps, places.block)
         _copy_steps(manifest, records, rows, some, {column: steps[column.name] for column in timed})
     return RawSteps(steps, values, places.first, places.block)
@@ -138,19 +146,18 @@ def _array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return Buffers(int(np.prod(shape)) * dtype.itemsize, idle=0).array(shape, dtype)
 
 
-def _mapped(manifest: Manifest, piece: Piece) -> Any:
-    return Records.of(manifest, piece, map_piece(piece, manifest.layout.record_bytes, ahead=True))
-
-
-def _copy_steps(manifest: Manifest, piece: Any, rows: Int64s, places: Places, outs: dict[Feature, np.ndarray]) -> None:
+def _copy_steps(
+    manifest: Manifest, piece: Records, rows: Int64s, places: Places, outs: dict[Feature, np.ndarray]
+) -> None:
     """Copy the fresh steps of windows, given by their rows in a piece, to their places."""
     window, layout, block = manifest.window, manifest.layout, places.block
     shared = window.per_record > 1
-    records, offsets = piece.find(rows) if shared else (rows, np.zeros_like(rows))
+    records, offsets = piece.find(rows)
+    offsets = np.zeros_like(rows) if offsets is None else offsets
     apart = window.stride if shared else 1  # between two steps of a window, as stored
     fresh = places.fresh // block
     most = max(column.nbytes for column in outs) // window.length * block if outs else 1
-    for begin, end in _runs(fresh, max(1, _COPIED_BYTES // most)):
+    for begin, end in runs(fresh, max(1, _COPIED_BYTES // most)):
         copied = fresh[begin:end]
         owners = np.repeat(np.arange(begin, end), copied)
         # The fresh blocks of a window are its last ones.
@@ -171,18 +178,3 @@ def _copy_steps(manifest: Manifest, piece: Any, rows: Int64s, places: Places, ou
                 (layout.record_bytes, step, *([apart * step] if inner else [])),
             )
             out.reshape(-1).view(view.dtype).reshape(-1, *inner)[to] = view[source, at]
-
-
-def _runs(counts: Int64s, most: int) -> Iterator[tuple[int, int]]:
-    """Ranges [begin, end) that cover all counts, whose sums are `most` at most, or which are a single one.
-
-    >>> list(_runs(np.array([2, 2, 3, 9, 1]), 5))
-    [(0, 2), (2, 3), (3, 4), (4, 5)]
-    """
-    sums = np.cumsum(counts)
-    begin = 0
-    while begin < len(sums):
-        before = int(sums[begin - 1]) if begin else 0
-        end = max(begin + 1, int(np.searchsorted(sums, before + most, side="right")))
-        yield begin, end
-        begin = end

@@ -12,12 +12,13 @@ import tensorflow as tf
 from shards.dataset import Windows, open_dataset
 from shards.errors import OptionError
 from shards.features import Feature
-from shards.gather import Gatherer, columns_of
+from shards.fetch import LARGE_BYTES
+from shards.gather import columns_of
 from shards.manifest import Manifest
-from shards.pieces import Piece, cut_shards, whole_shards
-from shards.text import format_bytes
+from shards.pieces import Piece, cut_shards
+from shards.shard_file import check_digests
 
-from .ahead import Ahead, mapping, streaming
+from .ahead import SingleWindows, WholePieces
 from .batches import Batches
 from .capacity import HOST, free_bytes, misfit
 from .chunks import PARALLEL_CHUNKS, Chunks, epoch_function, steps_per_chunk
@@ -32,8 +33,7 @@ from .shares import shares
 from .steps import Remainder, Steps
 from .targets import Batch, Targets
 
-_MAPS_AT_RANDOM = 128  # mapped shards kept where the order jumps among all; each holds a file descriptor
-_MOST_MAPS = 256  # of a stream; a process often may have 1024 descriptors
+_MOST_WHOLE_BYTES = 3 * 2**28  # of pieces in memory: two pools of 64 take 512 MiB, the chunks under way some 100
 
 
 def load(
@@ -52,7 +52,7 @@ def load(
     normalize: bool | Sequence[str] = False,
     map_fn: Callable[[Batch], Any] | None = None,
     pool: int = 64,
-    stream: bool = False,
+    verify: bool = False,
     resident: ResidentMode = False,
     strategy: tf.distribute.Strategy | None = None,
 ) -> Any:
@@ -84,7 +84,7 @@ def load(
     map_fn: a function from dict to dict, applied to whole batches in parallel, after normalize and before targets.
     pool: so many pieces are shuffled together. A piece is 4 MiB of a shard, whose windows come from all over the split;
         or a whole shard if it is smaller, or if its records hold several windows.
-    stream: read pieces in one go each, two pools at most in memory, instead of mapping files.
+    verify: first compare each shard's SHA-256 with the manifest's, which reads all of the split once.
     resident: hold the raw steps in the memory of the device, and gather windows there. True: each replica its own part
         of the windows; "copy": each all of them. What is returned is then no `tf.data.Dataset`, but iterated like one.
         If they do not fit, a warning says so, and batches are read from the shards.
@@ -92,18 +92,22 @@ def load(
 
     With one GPU and no strategy, batches are prefetched onto the GPU.
     Errors: OptionError; DatasetNotFoundError, SplitNotFoundError, ManifestError, FormatVersionError and ShardError, all
-    before the first batch.
+    before the first batch. A shard that later cannot be read, or has changed since, is an error of the iteration: a
+    ShardError, or within TensorFlow (`fit`, a strategy, what is made of the dataset) a tf.errors.OpError with its text.
     """
     options = LoadOptions(
         batch_size, shuffle, seed, epochs, start_step, features, targets, remainder, provenance, normalize, map_fn,
-        pool, stream, resident, strategy,
+        pool, verify, resident, strategy,
     )  # fmt: skip
     source = open_dataset(path)
     manifest, chosen = source.manifest, source[split]
+    if verify:
+        check_digests(chosen.shards, [shard.sha256 for shard in chosen.split.shards])
     columns = columns_of(manifest, features, provenance)
     finish = finishing(manifest, columns, options)  # mask, normalize, map_fn, targets
     whole = Steps(len(chosen), batch_size, options.rule(len(chosen)))
-    pieces, order = _shuffled(chosen, manifest, options) if shuffle else _sorted(chosen)
+    pieces = cut_shards(chosen.shards, manifest)
+    order = _shuffled(pieces, options) if shuffle else _sorted(chosen, pieces)
     if resident:
         each = shares(chosen, manifest, whole, pieces, order, options)
         problem = misfit([share.places.nbytes(columns) for share in each], devices_of(strategy))
@@ -119,8 +123,8 @@ def load(
         steps = replace(whole, part=part, parts=parts)
         place = StreamPosition(*course.at(0, start_step), epochs or 1)
         every = _every(manifest, pieces, columns, steps, options)
-        records = _ahead(manifest, pieces, every * batch_size, options, alone=parts == 1)
-        chunks = Chunks(Gatherer(manifest, columns, records), records, order, columns, steps, every)
+        source = _source(chosen, manifest, pieces, columns, every * batch_size, options, parts)
+        chunks = Chunks(source, order, columns, steps, every)
         count = None if epochs is None else epochs * len(steps) * sharing
 
         dataset = starts(place)  # (epoch, step) where this iteration begins
@@ -136,20 +140,19 @@ def load(
     return batches(0, 1, 1) if strategy is None else distribute(strategy, batches)
 
 
-def _shuffled(chosen: Windows, manifest: Manifest, options: LoadOptions) -> tuple[list[Piece], Order]:
-    pieces = cut_shards(chosen.folder, chosen.split.shards, manifest)
+def _shuffled(pieces: Sequence[Piece], options: LoadOptions) -> Order:
     windows = np.array([piece.windows for piece in pieces])
     if int(windows.max()) * min(options.pool, len(pieces)) > MAX_POOL_WINDOWS:
         raise OptionError(f"a pool of {options.pool} pieces of {windows.max()} windows is too large: choose a smaller")
-    return pieces, ShuffledOrder(windows, options.seed, options.pool)
+    return ShuffledOrder(windows, options.seed, options.pool)
 
 
-def _sorted(chosen: Windows) -> tuple[list[Piece], Order]:
+def _sorted(chosen: Windows, pieces: Sequence[Piece]) -> Order:
     where = chosen.provenance()
     places = np.lexsort((where["start"], where["episode"]))
-    firsts = chosen.split.firsts
-    shards = np.searchsorted(firsts, places, side="right") - 1
-    return whole_shards(chosen.folder, chosen.split.shards), FixedOrder(shards, places - firsts[shards])
+    firsts = np.cumsum([0, *(piece.windows for piece in pieces)])
+    holding = np.searchsorted(firsts, places, side="right") - 1
+    return FixedOrder(holding, places - firsts[holding])
 
 
 def _every(
@@ -164,24 +167,27 @@ def _every(
     return min(steps_per_chunk(steps.part_batch * window_bytes), fitting)
 
 
-def _ahead(manifest: Manifest, pieces: Sequence[Piece], chunk_windows: int, options: LoadOptions, alone: bool) -> Ahead:
-    """Two pools of pieces, that which is read from and the next, and those of the chunks under way.
+def _source(
+    chosen: Windows,
+    manifest: Manifest,
+    pieces: Sequence[Piece],
+    columns: tuple[Feature, ...],
+    chunk_windows: int,
+    options: LoadOptions,
+    parts: int,
+) -> WholePieces | SingleWindows:
+    """Pieces are read whole if they fit into memory and hold small windows, or such as share records; else windows are.
 
-    Of mapped pieces, a worker that is not alone needs but a part: it lets them be read where it comes to them.
+    What must fit are all; shuffled, two pools, that which is read from and the next, and those of the chunks under way.
     """
     nbytes, most = manifest.layout.record_bytes, max(piece.records for piece in pieces)
-    in_chunk = -(-chunk_windows * len(pieces) // sum(piece.windows for piece in pieces))
-    kept = 2 * options.pool + (PARALLEL_CHUNKS + 1) * in_chunk
-    if not options.stream:
-        kept = min(kept, _MOST_MAPS) if options.shuffle else _MAPS_AT_RANDOM
-        return Ahead(manifest, pieces, mapping(nbytes, ahead=options.shuffle and alone), kept)
-    needed, there = min(kept, len(pieces)) * most * nbytes, free_bytes(HOST)
-    if there is not None and needed > there:
-        raise OptionError(
-            f"stream=True needs {format_bytes(needed)} for two pools of {options.pool} pieces of"
-            f" {format_bytes(most * nbytes)}, and {format_bytes(there)} are free: choose a smaller pool"
-        )
-    return Ahead(manifest, pieces, streaming(nbytes, most), kept)
+    in_chunk = -(-chunk_windows * len(pieces) // len(chosen))
+    kept = 2 * options.pool + (PARALLEL_CHUNKS + 1) * in_chunk if options.shuffle else len(pieces)
+    needed, free = min(kept, len(pieces)) * most * nbytes, free_bytes(HOST)
+    fits = needed <= _MOST_WHOLE_BYTES and (free is None or 2 * needed <= free)
+    if fits and parts * chosen.split.bytes < LARGE_BYTES * len(chosen):  # what is read for a window
+        return WholePieces(manifest, columns, pieces, kept)
+    return SingleWindows(chosen, columns, pieces, nbytes, kept if options.shuffle and parts == 1 else 0)
 
 
 def _options() -> tf.data.Options:

@@ -1,7 +1,7 @@
 """Random access to a dataset's windows with NumPy alone: `open_dataset(path)["train"][i]`."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +9,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .episode_table import episode_paths, read_episodes
-from .errors import ShardError
 from .features import Feature
-from .gather import Gatherer, Records, columns_of
-from .manifest import Manifest, Shard, Split
+from .fetch import Fetcher
+from .gather import columns_of
+from .manifest import Manifest
 from .manifest_file import load_manifest
-from .pieces import map_piece, whole_shards
+from .pieces import check_shard as check_shard
+from .pieces import whole_shards
 from .record import EPISODE, START
-
-# Each mapped shard holds a file descriptor, of which a process often may have 1024.
-_MAPPED_SHARDS = 128
+from .windows import Int64s
 
 
 def open_dataset(path: str | Path) -> "Dataset":
@@ -70,15 +69,14 @@ class Windows:
     `w[indices]`, for an integer array or a slice of B windows, a dict of arrays of shape (B, length, ...) or (B,).
     Where windows may be padded there is also `valid`, the number of real steps. Negative indices count from the end.
     All are copies.
+    Errors: ShardError, which names the shard, if one cannot be read or has changed since the split was first asked for.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, split_name: str) -> None:
         self.split = split = manifest.split(split_name)
         self.folder, self._manifest, self._columns = folder, manifest, columns_of(manifest)
-        check_shards(folder, split)
-        pieces, nbytes = whole_shards(folder, split.shards), manifest.layout.record_bytes
-        records = lru_cache(_MAPPED_SHARDS)(lambda i: Records.of(manifest, pieces[i], map_piece(pieces[i], nbytes)))
-        self._gatherer = lru_cache(lambda columns: Gatherer(manifest, columns, records))
+        self.shards = whole_shards(folder, split.shards)
+        self._fetcher = Fetcher(manifest, self.shards)
 
     def __len__(self) -> int:
         return self.split.windows
@@ -125,30 +123,11 @@ class Windows:
         indices = indices.astype(np.int64)
         return np.atleast_1d(np.where(indices < 0, indices + len(self), indices)), indices.ndim == 0
 
-    def _gather(self, indices: NDArray[np.int64], columns: Sequence[Feature]) -> dict[str, np.ndarray]:
+    def _gather(self, indices: Int64s, columns: tuple[Feature, ...]) -> dict[str, np.ndarray]:
         outs = [np.empty((len(indices), *column.shape), column.numpy_dtype) for column in columns]
-        if len(indices):
-            shards = np.searchsorted(self.split.firsts, indices, side="right") - 1
-            gatherer = self._gatherer(tuple(columns))
-            gatherer.gather(shards, indices - self.split.firsts[shards], outs)
+        self.fetch(indices, columns, outs)
         return {column.name: out for column, out in zip(columns, outs, strict=True)}
 
-
-def check_shards(folder: Path, split: Split) -> None:
-    """ShardError unless every shard of the split is there and has the manifest's size."""
-    for shard in split.shards:
-        check_shard(folder, shard)
-
-
-def check_shard(folder: Path, shard: Shard) -> None:
-    """The same of one shard."""
-    file = folder / shard.file
-    try:
-        size = file.stat().st_size
-    except OSError as error:
-        raise ShardError(f"shard {file} cannot be read: {error.strerror}; copy the dataset again") from error
-    if size != shard.bytes:
-        raise ShardError(
-            f"shard {file} has {size} bytes where the manifest says {shard.bytes}: it was cut short or replaced;"
-            " copy or build the dataset again"
-        )
+    def fetch(self, indices: Int64s, columns: tuple[Feature, ...], outs: Sequence[np.ndarray]) -> None:
+        """Read columns of the windows of B indices of 0 or more into contiguous arrays (B, ...). Errors: ShardError."""
+        self._fetcher.fetch(indices, columns, outs)

@@ -1,4 +1,4 @@
-"""Windows copied from pieces of shards into arrays: what reading spends its time on.
+"""Windows copied from records in memory into arrays: what reading spends its time on.
 
 Rows of a piece are its windows, numbered through its records. Where a record holds several windows, they are cut from
 its steps here, as late as can be.
@@ -6,8 +6,6 @@ its steps here, as late as can be.
 
 import threading
 from collections.abc import Callable, Sequence
-from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +14,14 @@ from .errors import OptionError, ShardError
 from .features import Feature
 from .manifest import Manifest
 from .pieces import Piece
-from .record import EPISODE, START, VALID, Field
-from .windows import Int64s
+from .record import COUNT, EPISODE, START, VALID, decode_varints
+from .windows import Int64s, WindowSpec
 
-# Windows this large are copied one by one. Smaller ones that have a record each are taken with it, in blocks that stay
-# in the second-level cache, since `take` into given memory is the fastest copy of scattered rows that NumPy has.
-_LARGE_WINDOW = 2**14
-_BLOCK_BYTES = 2**18
+# Windows pass through the second-level cache in blocks. `take` into memory that is there is the fastest copy of
+# scattered rows that NumPy has, and other threads run meanwhile; all else makes memory anew, of which TensorFlow has
+# 128 KiB and more mapped each time.
+_TAKEN_BYTES = 2**18
+_BLOCK_BYTES = 2**16
 
 
 def columns_of(
@@ -41,101 +40,78 @@ def columns_of(
     return (*(known[name] for name in names), *padded, *((EPISODE, START) if provenance else ()))
 
 
-class Gatherer:
-    """Copies windows of pieces of shards, wherever they lie, into arrays. Safe to call from several threads.
+class Cut:
+    """Where one column of a window lies from its record's begin, and how it is copied.
 
-    `records(i)` gives the records of piece i, as made by `Records.of`; it decides what is kept.
+    offset: of its first byte, if it is that of the record's first step. nbytes: from the first byte to the last, those
+    between the steps of a window included. packed: whether it has no others.
     """
 
-    def __init__(self, manifest: Manifest, columns: Sequence[Feature], records: "Callable[[int], Records]") -> None:
-        self._layout, self._columns, self._records = manifest.layout, columns, records
-        self._fields = [manifest.layout.field(column.name) for column in columns]
-        self._shared = manifest.window.per_record > 1
-        self._large = [not self._shared and field.nbytes >= _LARGE_WINDOW for field in self._fields]
-        self._local = threading.local()
-        self._block = max(1, _BLOCK_BYTES // self._layout.record_bytes)
-        self._whole = 2 * sum(column.nbytes for column in columns) >= self._layout.record_bytes < _LARGE_WINDOW
+    def __init__(self, manifest: Manifest, column: Feature) -> None:
+        spec, field = manifest.window, manifest.layout.field(column.name)
+        self._column, self._spec, self._varint = column, spec, field.encoding == "varint"
+        self.offset, self.nbytes, self._step = field.offset, field.nbytes, 0
+        if spec.per_record > 1 and column.shape:
+            self._step = field.nbytes // field.feature.shape[0]
+            self.nbytes = spec.extent * self._step
+        self.packed = not self._varint and self.nbytes == column.nbytes
+        # Bytes that are copied as one value are copied fastest.
+        self._shape = () if self.packed or self._varint else (spec.length,)
+        self._dtype = np.dtype((np.void, self._step if self._shape else self.nbytes))
+        self._strides = (spec.stride * self._step,) if self._shape else ()
 
-    def gather(self, pieces: Int64s, rows: Int64s, outs: Sequence[np.ndarray]) -> None:
-        """outs[c][j] = column c of window rows[j] of piece pieces[j]; outs[c] is a contiguous (n, *shape of c)."""
-        for field, out, large in zip(self._fields, outs, self._large, strict=True):
-            if large:
-                self._copy_large(field, pieces, rows, out)
-        if all(self._large):
+    def begins(self, records: Int64s, first_steps: Int64s | None) -> Int64s:
+        """The first bytes of windows whose records begin at these bytes; first_steps: theirs in shared records."""
+        begins = records + self.offset
+        return begins if first_steps is None or not self._step else begins + first_steps * self._step
+
+    def put(self, records: NDArray[np.uint8], places: Int64s, out: np.ndarray) -> None:
+        """out[places[j]] = the window that record j, of (n, record_bytes), holds alone; `out` is as in `copy`."""
+        raw = records[:, self.offset : self.offset + self.nbytes]
+        if self._varint:
+            out[places] = decode_varints(raw)
+        else:
+            out.reshape(-1).view(np.uint8).reshape(len(out), -1)[places] = raw
+
+    def copy(
+        self,
+        memory: NDArray[np.uint8],
+        begins: Int64s,
+        first_steps: Int64s | None,
+        places: Int64s,
+        out: np.ndarray,
+    ) -> None:
+        """out[places[j]] = the window that begins at byte begins[j] of `memory`; `out` is a contiguous (n, *shape)."""
+        every: np.ndarray = np.ndarray(  # whatever could begin at each byte
+            (len(memory) - self.nbytes + 1, *self._shape), self._dtype, memory, 0, (1, *self._strides)
+        )
+        if self._varint:
+            values = decode_varints(every[begins].view(np.uint8).reshape(-1, self.nbytes))
+            out[places] = values if first_steps is None else self._of_window(values, first_steps)
             return
-        narrow = np.min_scalar_type(int(pieces.max()))  # NumPy sorts 8 and 16 bits several times faster than 64
-        order = np.argsort(pieces.astype(narrow), kind="stable")
-        copy: Any = self._copy_shared if self._shared else self._copy_blocks if self._whole else self._copy_fields
-        ends = np.flatnonzero(np.diff(pieces[order], append=-1)) + 1
-        begin = 0
-        for end in ends.tolist():
-            chosen = order[begin:end]
-            copy(self._records(int(pieces[chosen[0]])), rows[chosen], chosen, outs)
-            begin = end
+        target = out.reshape(-1).view(self._dtype).reshape(-1, *self._shape)
+        some = max(1, _BLOCK_BYTES // self._column.nbytes)
+        for at in range(0, len(begins), some):
+            target[places[at : at + some]] = every[begins[at : at + some]]
 
-    def _copy_large(self, field: Field, pieces: Int64s, rows: Int64s, out: np.ndarray) -> None:
-        data = {
-            i: self._records(i).raw[:, field.offset : field.offset + field.nbytes] for i in np.unique(pieces).tolist()
-        }
-        for target, i, row in zip(_bytes(out), pieces.tolist(), rows.tolist(), strict=True):
-            target[:] = data[i][row]
-
-    def _copy_fields(self, piece: "Records", rows: Int64s, places: Int64s, outs: Sequence[np.ndarray]) -> None:
-        for field, out, large in zip(self._fields, outs, self._large, strict=True):
-            if not large:
-                out[places] = field.of(piece.raw[:, field.offset : field.offset + field.nbytes][rows])
-
-    def _copy_blocks(self, piece: "Records", rows: Int64s, places: Int64s, outs: Sequence[np.ndarray]) -> None:
-        room = getattr(self._local, "room", None)
-        if room is None:
-            room = self._local.room = np.empty((self._block, self._layout.record_bytes), np.uint8)
-        targets = [
-            out if field.encoding == "varint" else _bytes(out) for field, out in zip(self._fields, outs, strict=True)
-        ]
-        for at in range(0, len(rows), self._block):
-            some = rows[at : at + self._block]
-            taken = room[: len(some)]
-            piece.raw.take(some, axis=0, out=taken, mode="clip")  # in bounds; "raise" would copy through a buffer
-            for field, target in zip(self._fields, targets, strict=True):
-                raw = taken[:, field.offset : field.offset + field.nbytes]
-                target[places[at : at + self._block]] = field.of(raw) if field.encoding == "varint" else raw
-
-    def _copy_shared(self, piece: "_SharedRecords", rows: Int64s, places: Int64s, outs: Sequence[np.ndarray]) -> None:
-        records, offsets = piece.find(rows)
-        for column, field, out in zip(self._columns, self._fields, outs, strict=True):
-            if column.shape == ():
-                out[places] = piece.numbers(column, records, offsets)
-            elif column.nbytes < _LARGE_WINDOW:
-                out[places] = piece.windows(field, column)[records, offsets]
-            else:
-                windows = piece.windows(field, column)
-                for place, record, offset in zip(places.tolist(), records.tolist(), offsets.tolist(), strict=True):
-                    out[place] = windows[record, offset]
+    def _of_window(self, values: Int64s, first_steps: Int64s) -> Int64s:
+        """The integer of a window, from that of its shared record."""
+        if self._column == START:
+            return values + first_steps
+        return self._spec.real(values - first_steps) if self._column == VALID else values
 
 
-class Records:
-    """The records of a piece: `raw` is a (records, record_bytes) uint8 array that nobody writes to."""
+class Index:
+    """Which windows the records of a piece hold, several each, as their `count` and `valid` say. Errors: ShardError."""
 
-    def __init__(self, manifest: Manifest, piece: Piece, raw: NDArray[np.uint8]) -> None:
-        self._layout, self._spec = manifest.layout, manifest.window
-        self.piece, self.raw = piece, raw
+    columns = (COUNT, VALID)
 
-    @staticmethod
-    def of(manifest: Manifest, piece: Piece, raw: NDArray[np.uint8]) -> "Records":
-        """Records that hold one window or several, as the manifest has it."""
-        return (Records if manifest.window.per_record == 1 else _SharedRecords)(manifest, piece, raw)
-
-
-class _SharedRecords(Records):
-    """Records that hold several windows each."""
-
-    def __init__(self, manifest: Manifest, piece: Piece, raw: NDArray[np.uint8]) -> None:
-        super().__init__(manifest, piece, raw)
-        self._integers: dict[str, Int64s] = {}
-        count, valid = self._integer("count"), self._integer("valid")
+    def __init__(self, piece: Piece, spec: WindowSpec, count: Int64s, valid: Int64s) -> None:
+        self._spec, self._valid = spec, valid
         self._ends = np.cumsum(count)
-        possible = (count > 0) & (valid > 0) & (valid <= self._spec.record_steps)
-        possible &= count <= np.minimum(self._spec.count(valid), self._spec.per_record)
+        self._firsts = self._ends - count
+        possible = (count > 0) & (valid > 0) & (valid <= spec.record_steps)
+        possible &= count <= np.minimum(spec.count(valid), spec.per_record)
         if self._ends[-1] != piece.windows or not possible.all():
             raise ShardError(
                 f"shard {piece.file} is damaged: it does not hold {piece.windows} windows as the manifest has"
@@ -145,36 +121,69 @@ class _SharedRecords(Records):
     def find(self, rows: Int64s) -> tuple[Int64s, Int64s]:
         """(record, first step in it) of each window."""
         records = np.searchsorted(self._ends, rows, side="right")
-        index = rows - (self._ends - self._integer("count"))[records]
-        return records, self._spec.start(index, self._integer("valid")[records])
-
-    def numbers(self, column: Feature, records: Int64s, offsets: Int64s) -> np.ndarray:
-        """What windows at these places have as one number of theirs."""
-        if column == VALID:
-            return self._spec.real(self._integer("valid")[records] - offsets)
-        field = self._layout.field(column.name)
-        if field.encoding == "varint":
-            return self._integer(column.name)[records] + (offsets if column == START else 0)
-        return field.values(self.raw)[records]
-
-    def windows(self, field: Field, column: Feature) -> np.ndarray:
-        """Every window that could be cut from the records: a view (records, first step, length, ...)."""
-        feature, nbytes = field.feature, self._layout.record_bytes
-        step_bytes = field.nbytes // feature.shape[0]
-        inner = [prod(feature.shape[i:]) * feature.numpy_dtype.itemsize for i in range(2, len(feature.shape) + 1)]
-        return np.ndarray(
-            (len(self.raw), feature.shape[0] - self._spec.extent + 1, *column.shape),
-            feature.numpy_dtype,
-            self.raw,
-            field.offset,
-            (nbytes, step_bytes, self._spec.stride * step_bytes, *inner),
-        )
-
-    def _integer(self, name: str) -> Int64s:
-        if name not in self._integers:
-            self._integers[name] = self._layout.field(name).values(self.raw)
-        return self._integers[name]
+        return records, self._spec.start(rows - self._firsts[records], self._valid[records])
 
 
-def _bytes(out: np.ndarray) -> NDArray[np.uint8]:
-    return out.view(np.uint8).reshape(len(out), -1) if out.ndim > 1 else out.reshape(-1, 1).view(np.uint8)
+class Records:
+    """The records of a piece in memory: `raw` is a (records, record_bytes) uint8 array that nobody writes to."""
+
+    def __init__(self, manifest: Manifest, piece: Piece, raw: NDArray[np.uint8]) -> None:
+        self.piece, self.raw = piece, raw
+        self._index = None
+        if manifest.window.per_record > 1:
+            integers = (manifest.layout.field(column.name).values(raw) for column in Index.columns)
+            self._index = Index(piece, manifest.window, *integers)
+
+    def find(self, rows: Int64s) -> tuple[Int64s, Int64s | None]:
+        """(record, first step in it) of each window; None where each has a record of its own."""
+        return (rows, None) if self._index is None else self._index.find(rows)
+
+
+class Gatherer:
+    """Copies windows of pieces in memory into arrays. Safe to call from several threads."""
+
+    def __init__(self, manifest: Manifest, columns: Sequence[Feature]) -> None:
+        self._record_bytes = manifest.layout.record_bytes
+        self._cuts = [Cut(manifest, column) for column in columns]
+        self._taken = max(1, _TAKEN_BYTES // self._record_bytes)  # records at a time
+        much = 2 * sum(cut.nbytes for cut in self._cuts) >= self._record_bytes
+        self._whole = manifest.window.per_record == 1 and much
+        self._local = threading.local()
+
+    def gather(
+        self, records: Callable[[int], Records], pieces: Int64s, rows: Int64s, outs: Sequence[np.ndarray]
+    ) -> None:
+        """outs[c][j] = column c of window rows[j] of piece pieces[j]; outs[c] is a contiguous (n, *shape of c).
+
+        records(i) gives those of piece i.
+        """
+        narrow = np.min_scalar_type(int(pieces.max()))  # NumPy sorts 8 and 16 bits several times faster than 64
+        order = np.argsort(pieces.astype(narrow), kind="stable")
+        ends = np.flatnonzero(np.diff(pieces[order], append=-1)) + 1
+        begin = 0
+        for end in ends.tolist():
+            places = order[begin:end]
+            piece = records(int(pieces[places[0]]))
+            if self._whole:
+                self._take(piece.raw, rows[places], places, outs)
+            else:
+                self._copy(piece, rows[places], places, outs)
+            begin = end
+
+    def _copy(self, piece: Records, rows: Int64s, places: Int64s, outs: Sequence[np.ndarray]) -> None:
+        found, first_steps = piece.find(rows)
+        memory, found = piece.raw.reshape(-1), found * self._record_bytes
+        for cut, out in zip(self._cuts, outs, strict=True):
+            cut.copy(memory, cut.begins(found, first_steps), first_steps, places, out)
+
+    def _take(self, raw: NDArray[np.uint8], rows: Int64s, places: Int64s, outs: Sequence[np.ndarray]) -> None:
+        """Copy whole records, and the columns from there, of which they mostly consist."""
+        room = getattr(self._local, "room", None)
+        if room is None:
+            room = self._local.room = np.empty((self._taken, self._record_bytes), np.uint8)
+        for at in range(0, len(rows), self._taken):
+            some = rows[at : at + self._taken]
+            taken = room[: len(some)]
+            raw.take(some, axis=0, out=taken, mode="clip")  # in bounds; "raise" would copy through a buffer
+            for cut, out in zip(self._cuts, outs, strict=True):
+                cut.put(taken, places[at : at + self._taken], out)

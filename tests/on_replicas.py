@@ -164,9 +164,12 @@ def test_a_stream_that_begins_at_a_step_is_the_unbroken_one_from_there_on(
     assert joined(taken(by_epochs, trainer)) == unbroken[15:24]
 
 
-def test_a_stream_and_an_unshuffled_one_are_shared_alike(folder: str, trainer: tf.distribute.Strategy) -> None:
-    for options in ({"stream": True}, {"shuffle": False}):
-        options |= {"batch_size": 16, "provenance": True}
+def test_windows_read_one_by_one_and_unshuffled_ones_are_shared_alike(
+    folder: str, trainer: tf.distribute.Strategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for large, shuffle in ((0, True), (0, False), (2**14, False)):
+        monkeypatch.setattr("reader.stream.LARGE_BYTES", large)
+        options = {"batch_size": 16, "provenance": True, "shuffle": shuffle}
         shared = taken(load(folder, strategy=trainer, **options), trainer)
         assert joined(shared) == joined(taken(load(folder, **options)))
     assert flat(joined(taken(load(folder, batch_size=8, shuffle=False, provenance=True)))) == WINDOWS

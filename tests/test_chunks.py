@@ -10,14 +10,13 @@ import pytest
 
 from conftest import BuildHere, SaveEpisodes
 from reader import load
-from reader.ahead import Ahead, mapping
+from reader.ahead import SingleWindows, WholePieces
 from reader.chunks import CHUNK_BYTES, CHUNK_STEPS, Chunks, steps_per_chunk
 from reader.order import ShuffledOrder
 from reader.steps import Steps
 from shards import Dataset, open_dataset
 from shards.features import DTYPES
-from shards.gather import Gatherer, columns_of
-from shards.pieces import whole_shards
+from shards.gather import columns_of
 
 ODD = ["uint8", "float64", "bool", "complex64", "bfloat16"]  # of one to eight bytes, some of them not aligned
 STEP_SHAPES: list[tuple[int, ...]] = [(), (3,), (2, 3)]
@@ -198,6 +197,7 @@ def test_a_chunk_is_some_steps_of_a_moderate_size() -> None:
 @pytest.mark.parametrize("per_record", [1, 4])
 @pytest.mark.parametrize("every", [1, 2, 100])
 @pytest.mark.parametrize(("part", "parts"), [(0, 1), (0, 2), (1, 2)])
+@pytest.mark.parametrize("way", ["pieces", "windows"])
 def test_chunks_are_the_windows_of_their_steps(
     tmp_path: Path,
     save_episodes: SaveEpisodes,
@@ -206,17 +206,20 @@ def test_chunks_are_the_windows_of_their_steps(
     every: int,
     part: int,
     parts: int,
+    way: str,
 ) -> None:
     arrays = [np.arange(steps, dtype=np.float32) + 100 * i for i, steps in enumerate((20, 12, 31))]
     inputs = save_episodes(tmp_path / "in", arrays)
     build_here(inputs, tmp_path / "out", window_length=5, shift=2, windows_per_record=per_record, num_shards=3)
     dataset = open_dataset(tmp_path / "out")
     split, columns = dataset["train"].split, columns_of(dataset.manifest, provenance=True)
-    pieces = whole_shards(dataset.folder, split.shards)
-    records = Ahead(dataset.manifest, pieces, mapping(dataset.manifest.layout.record_bytes), keep=2)
+    pieces = dataset["train"].shards
+    source: WholePieces | SingleWindows = WholePieces(dataset.manifest, columns, pieces, keep=2)
+    if way == "windows":
+        source = SingleWindows(dataset["train"], columns, pieces, dataset.manifest.layout.record_bytes, keep=2)
     order = ShuffledOrder(np.array([piece.windows for piece in pieces]), seed=5, pool=2)
     steps = Steps(len(order), 6, "repeat", part, parts)
-    chunks = Chunks(Gatherer(dataset.manifest, columns, records), records, order, columns, steps, every)
+    chunks = Chunks(source, order, columns, steps, every)
     for epoch in (0, 3):
         filled = [[a.copy() for a in chunks.fill(epoch, step)] for step in range(0, len(steps), every)]
         windows, episodes, starts = (np.concatenate(arrays) for arrays in zip(*filled, strict=True))

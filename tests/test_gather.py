@@ -16,8 +16,8 @@ from conftest import BuildHere, SaveEpisodes
 from shards import Dataset, Feature, ShardError, open_dataset
 from shards.features import DTYPES
 from shards.gather import Gatherer, Records, columns_of
-from shards.pieces import map_piece, whole_shards
 from shards.record import EPISODE, START, VALID
+from shards.shard_file import read_piece
 from shards.windows import WindowSpec
 
 LENGTH, SHIFT = 4, 3
@@ -186,17 +186,19 @@ def test_every_dtype_comes_back_bit_for_bit(
         assert window.tobytes() == array[start : start + 4].tobytes()
 
 
-def gatherer_of(dataset: Dataset, columns: Sequence[Feature]) -> Gatherer:
-    """One that keeps a single shard mapped, so that maps come and go all along."""
-    pieces = whole_shards(dataset.folder, dataset["train"].split.shards)
-    nbytes = dataset.manifest.layout.record_bytes
-    records = lru_cache(1)(lambda i: Records.of(dataset.manifest, pieces[i], map_piece(pieces[i], nbytes)))
-    return Gatherer(dataset.manifest, columns, records)
+def gathered(dataset: Dataset, columns: Sequence[Feature], places: np.ndarray) -> list[np.ndarray]:
+    """Of windows given by their numbers; only one shard is kept in memory, so that shards come and go all along."""
+    windows, nbytes = dataset["train"], dataset.manifest.layout.record_bytes
 
+    def read(i: int) -> Records:
+        raw = np.empty((windows.shards[i].records, nbytes), np.uint8)
+        read_piece(windows.shards[i], raw)
+        return Records(dataset.manifest, windows.shards[i], raw)
 
-def gathered(gatherer: Gatherer, columns: Sequence[Feature], shards: Any, rows: Any) -> list[np.ndarray]:
-    outs = [np.empty((len(rows), *column.shape), column.numpy_dtype) for column in columns]
-    gatherer.gather(np.asarray(shards), np.asarray(rows), outs)
+    shards = np.searchsorted(windows.split.firsts, places, side="right") - 1
+    outs = [np.empty((len(places), *column.shape), column.numpy_dtype) for column in columns]
+    gatherer = Gatherer(dataset.manifest, columns)
+    gatherer.gather(lru_cache(1)(read), shards, places - windows.split.firsts[shards], outs)
     return outs
 
 
@@ -212,27 +214,23 @@ def test_any_columns_are_gathered_from_any_places(
         next(column for column in columns_of(dataset.manifest, provenance=True) if column.name == name)
         for name in names
     ]
-    gatherer = gatherer_of(dataset, columns)
     places = np.random.default_rng(0).integers(0, len(windows), 500)
-    shards = np.searchsorted(windows.split.firsts, places, side="right") - 1
 
-    outs = gathered(gatherer, columns, shards, places - windows.split.firsts[shards])
+    outs = gathered(dataset, columns, places)
 
     for column, out in zip(columns, outs, strict=True):
         assert out.tobytes() == every[column.name][places].tobytes()
 
 
 @pytest.mark.parametrize("per_record", [1, 3])
-def test_threads_share_a_gatherer(inputs: str, tmp_path: Path, build_here: BuildHere, per_record: int) -> None:
+def test_threads_gather_side_by_side(inputs: str, tmp_path: Path, build_here: BuildHere, per_record: int) -> None:
     dataset = build(build_here, inputs, tmp_path / "out", windows_per_record=per_record, num_shards=4, shift=1)
     windows, columns = dataset["train"], columns_of(dataset.manifest, provenance=True)
     every = {**windows[:], **windows.provenance()}
-    gatherer = gatherer_of(dataset, columns)
 
     def gather(seed: int) -> bool:
         places = np.random.default_rng(seed).integers(0, len(windows), 300)
-        shards = np.searchsorted(windows.split.firsts, places, side="right") - 1
-        outs = gathered(gatherer, columns, shards, places - windows.split.firsts[shards])
+        outs = gathered(dataset, columns, places)
         return all(
             out.tobytes() == every[column.name][places].tobytes() for column, out in zip(columns, outs, strict=True)
         )

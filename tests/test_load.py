@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from conftest import BuildHere, SaveEpisodes, WindowsOf
 from reader import load
+from reader.ahead import SingleWindows, WholePieces
 from reader.chunks import Chunks
 from shards import (
     DatasetNotFoundError,
@@ -269,9 +270,8 @@ def test_training_learns_from_the_stream(folder: Path) -> None:
         ({"batch_size": 4, "start_step": None}, "start_step must be a whole number of 0 or more, not None"),
         ({"batch_size": 4, "remainder": "pad"}, "remainder must be one of keep, drop, repeat, not 'pad'"),
         ({"batch_size": 4, "remainder": True}, "remainder must be one of keep, drop, repeat, not True"),
-        ({"batch_size": 4, "stream": "yes"}, "stream must be True or False, not 'yes'"),
-        ({"batch_size": 4, "stream": 1}, "stream must be True or False, not 1"),
-        ({"batch_size": 4, "stream": True, "shuffle": False}, "shuffle=False jumps among all shards, so they cannot"),
+        ({"batch_size": 4, "verify": "yes"}, "verify must be True or False, not 'yes'"),
+        ({"batch_size": 4, "verify": 1}, "verify must be True or False, not 1"),
         ({"batch_size": 46, "remainder": "drop"}, 'remainder="drop" leaves nothing: there are 45 windows'),
     ],
 )
@@ -356,18 +356,53 @@ def test_a_batch_larger_than_the_split_is_filled_with_its_windows_again(
     assert found == (found[:45] * 3)[:100]
 
 
-@pytest.mark.parametrize("options", [{}, {"pool": 1}, {"epochs": 3, "start_step": 4}, {"remainder": "repeat"}])
-def test_a_stream_that_is_read_is_the_mapped_one(folder: Path, options: dict[str, Any]) -> None:
-    mapped, read = (
-        load(folder, batch_size=7, seed=3, provenance=True, stream=stream, **options) for stream in (False, True)
-    )
-    assert read.element_spec == mapped.element_spec
+@pytest.mark.parametrize(
+    "options", [{}, {"pool": 1}, {"epochs": 3, "start_step": 4}, {"remainder": "repeat"}, {"shuffle": False}]
+)
+def test_windows_that_are_read_one_by_one_are_those_of_whole_pieces(
+    folder: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = load(folder, batch_size=7, seed=3, provenance=True, **options)
+    monkeypatch.setattr("reader.stream.LARGE_BYTES", 0)
+    single = load(folder, batch_size=7, seed=3, provenance=True, **options)
+    assert [type(find_chunks(dataset)._source) for dataset in (whole, single)] == [WholePieces, SingleWindows]
+    assert single.element_spec == whole.element_spec
     for _ in range(3):
-        assert batches_of(read) == batches_of(mapped)
+        assert batches_of(single) == batches_of(whole)
+
+
+@pytest.mark.parametrize(
+    ("length", "options", "setting", "way"),
+    [
+        (4000, {}, {}, WholePieces),
+        (4000, {"shuffle": False}, {}, WholePieces),
+        (4096, {}, {}, SingleWindows),  # a record is 16 KiB and more
+        (4096, {"shuffle": False}, {}, SingleWindows),
+        (4000, {}, {"_MOST_WHOLE_BYTES": 100_000}, SingleWindows),
+        (4000, {}, {"free_bytes": lambda _: 300_000}, SingleWindows),
+        (4000, {}, {"free_bytes": lambda _: None}, WholePieces),
+    ],
+)
+def test_small_windows_are_read_by_whole_pieces_if_these_fit_into_memory(
+    tmp_path: Path,
+    save_episodes: SaveEpisodes,
+    build_here: BuildHere,
+    monkeypatch: pytest.MonkeyPatch,
+    length: int,
+    options: dict[str, Any],
+    setting: dict[str, Any],
+    way: type,
+) -> None:
+    build_here(save_episodes(tmp_path / "in", [np.ones(50_000, "f4")]), tmp_path / "out", window_length=length)
+    for name, value in setting.items():
+        monkeypatch.setattr(f"reader.stream.{name}", value)
+    dataset = load(tmp_path / "out", batch_size=3, **options)
+    assert type(find_chunks(dataset)._source) is way
+    assert sum(len(batch["window"]) for batch in dataset) == 12
 
 
 def test_all_that_is_made_of_a_batch_goes_together(
-    tmp_path: Path, save_episodes: SaveEpisodes, build_here: BuildHere
+    tmp_path: Path, save_episodes: SaveEpisodes, build_here: BuildHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrays = [np.random.default_rng(i).normal(5, 3, (steps, 2)).astype(np.float32) for i, steps in enumerate((50, 19))]
     build_here(
@@ -388,8 +423,9 @@ def test_all_that_is_made_of_a_batch_goes_together(
     unbroken = load(tmp_path / "out", **options, epochs=3)
     raw = load(tmp_path / "out", batch_size=4, epochs=3)
     expected = [[array.tobytes() for array in batch] for batch in unbroken.as_numpy_iterator()]
-    for stream in (False, True):
-        dataset = load(tmp_path / "out", **options, start_step=7, epochs=2, stream=stream)
+    for large in (0, 2**14):
+        monkeypatch.setattr("reader.stream.LARGE_BYTES", large)
+        dataset = load(tmp_path / "out", **options, start_step=7, epochs=2)
         found = [[array.tobytes() for array in batch] for batch in dataset.as_numpy_iterator()]
         assert found == expected[7:]
         assert (dataset.steps_per_epoch, len(found)) == (5, 8)
@@ -469,14 +505,18 @@ def test_a_damaged_manifest_is_refused(copy: Path) -> None:
         load(copy, batch_size=4)
 
 
-def test_many_shards_open_few_files(tmp_path: Path, save_episodes: SaveEpisodes, build_here: BuildHere) -> None:
+def test_many_shards_open_few_files(
+    tmp_path: Path, save_episodes: SaveEpisodes, build_here: BuildHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reader.stream.LARGE_BYTES", 0)
     inputs = save_episodes(tmp_path / "in", [np.arange(900, dtype=np.int32)])
     build_here(inputs, tmp_path / "out", window_length=3, num_shards=300)
     dataset = load(tmp_path / "out", batch_size=50, shuffle=False)
     values = np.concatenate([batch["window"] for batch in dataset.as_numpy_iterator()])
     assert np.array_equal(values.ravel(), np.arange(900))
-    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
-    assert 0 < len(mapped) <= 2 * 128
+    opened = [os.readlink(file) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+    assert 0 < sum(str(tmp_path) in file for file in opened) <= 128
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
 @pytest.mark.gpu
@@ -507,14 +547,14 @@ def test_what_a_stream_holds_goes_with_it(folder: Path, windows: dict[tuple[int,
 
 def _iterate_without_the_dataset(folder: Path) -> tuple["weakref.ref[Chunks]", int]:
     dataset = load(folder, batch_size=10, provenance=True)
-    chunks = weakref.ref(_find_chunks(dataset))
+    chunks = weakref.ref(find_chunks(dataset))
     iterator = iter(dataset.take(100))
     del dataset
     gc.collect()
     return chunks, sum(len(batch["start"]) for batch in iterator)
 
 
-def _find_chunks(dataset: tf.data.Dataset) -> Chunks:
+def find_chunks(dataset: tf.data.Dataset) -> Chunks:
     found = [dataset]
     while not hasattr(found[0], "chunks"):
         found = [*found[0]._inputs(), *found[1:]]

@@ -417,7 +417,7 @@ def test_only_the_named_features_are_normalized(
             load(tmp_path / "out", batch_size=2, normalize=wrong)
 
 
-@pytest.mark.parametrize("option", ["shuffle", "stream", "provenance"])
+@pytest.mark.parametrize("option", ["shuffle", "verify", "provenance"])
 def test_a_switch_must_be_true_or_false(
     tmp_path: Path, save_episodes: SaveEpisodes, build_here: BuildHere, option: str
 ) -> None:

@@ -104,7 +104,6 @@ def test_what_does_not_fit_is_read_from_the_shards(folder: Path, monkeypatch: py
     ("options", "message"),
     [
         ({"resident": "all"}, "resident must be True, False or \"copy\", not 'all'"),
-        ({"resident": True, "stream": True}, "stream=True and resident=True are two ways to read: choose one"),
     ],
 )
 def test_wrong_options_are_refused(folder: Path, options: dict[str, Any], message: str) -> None:
