@@ -26,11 +26,11 @@ import numpy as np
 from machine import describe_machine, write_results
 from pipeline import BuildOptions, build
 from pipeline.episodes import tabulate
-from pipeline.files import FileState
 from pipeline.inputs import EpisodeFile
 from pipeline.job import plan_episodes
 from pipeline.source import SourceHeader, read_source_header
 from pipeline.staging import stage_plan
+from shards.files import FileState
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from shards.episode_table import EpisodeRow, format_episodes
 from shards.features import Feature
+from shards.files import FileState
 from shards.manifest import Manifest, Shard, Source, Split, Splitting
 from shards.manifest_file import NO_DIGEST, fingerprint_of
 from shards.naming import STAGING, ShardName
@@ -19,7 +20,7 @@ from shards.record import RecordLayout, record_layout
 from shards.windows import WindowSpec
 
 from .episodes import Episodes
-from .files import FileState, is_remote, join
+from .files import is_remote, join
 from .options import BuildOptions
 from .plan import SplitPlan
 from .tally import Tally

@@ -7,28 +7,17 @@ import logging
 import os
 import re
 import shutil
-import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 from uuid import uuid4
 
 from shards.errors import OutputError
-from shards.regular_file import open_regular
+from shards.files import FileState, open_regular
 
 Buffer = bytes | memoryview
 TEMPORARY = ".tmp"
-
-
-class FileState(NamedTuple):
-    """What tells whether a file has changed: its bytes, and when it was last modified, in ns; 0 where that is unknown.
-
-    `size` is -1 for what is there but no regular file that can be read.
-    """
-
-    size: int
-    modified: int
 
 
 def is_remote(path: str) -> bool:
@@ -127,10 +116,9 @@ def file_state(path: str) -> FileState:
         with _beam(path) as beam:
             return _state(beam.match([path])[0].metadata_list[0])
     try:
-        status = os.stat(path)
+        return FileState.of(os.stat(path))
     except OSError:
         return FileState(-1, 0)
-    return FileState(status.st_size if stat.S_ISREG(status.st_mode) else -1, status.st_mtime_ns)
 
 
 def _state(found: Any) -> FileState:

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from shards.episode_table import leads_out
 from shards.errors import EpisodeError
+from shards.files import FileState
 from shards.text import printable
 
-from .files import FileState, exists, file_state, files_below, is_remote
+from .files import exists, file_state, files_below, is_remote
 
 SUFFIXES = (".npy", ".npz")
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from shards.errors import EpisodeError, OptionError
 from shards.features import Feature
+from shards.files import read_regular
 from shards.naming import FEATURE_RULE, is_feature_name
-from shards.regular_file import read_regular
 from shards.text import printable
 
 from .files import is_remote, read_file

@@ -6,10 +6,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from shards.features import Feature
+from shards.files import FileState
 from shards.record import RecordLayout, record_layout
 from shards.windows import WindowSpec
 
-from .files import FileState
 from .source import Form
 
 

@@ -14,7 +14,6 @@ from .fetch import Fetcher
 from .gather import columns_of
 from .manifest import Manifest
 from .manifest_file import load_manifest
-from .pieces import check_shard as check_shard
 from .pieces import whole_shards
 from .record import EPISODE, START
 from .windows import Int64s

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .errors import ManifestError
+from .files import read_regular
 from .manifest import Manifest
 from .naming import EPISODES
-from .regular_file import read_regular
 
 _SPECIAL = re.compile('[",\r\n]')
 _NUMBERS = re.compile("(?:(?:0|[1-9][0-9]{0,12}),){5}")  # as they are written; 13 digits hold any number of steps

@@ -15,10 +15,10 @@ from typing import Any, cast, get_args
 from .document import Document, parse_document
 from .errors import DatasetNotFoundError, FormatVersionError, ManifestError, OptionError
 from .features import DTYPES, MAX_AXES, Feature
+from .files import read_regular
 from .manifest import MAX_NONFINITE, Manifest, Nonfinite, Shard, Source, Split, SplitBy, Splitting
 from .naming import EPISODES, MANIFEST, RESERVED, STAGING, ShardName, is_feature_name, is_split_name
 from .record import MAX_RECORD_ARRAY, MAX_RECORD_BYTES, RecordLayout, record_layout
-from .regular_file import read_regular
 from .statistics import Statistics, parse_statistics, statistics_document
 from .windows import MAX_STEPS_APART, TAILS, Tail, WindowSpec
 

@@ -1,36 +1,16 @@
 """Pieces of shards: what is read in one go, and the state in which its file was when the dataset was opened."""
 
-import mmap
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .errors import ShardError
+from .files import FileState
 from .manifest import Manifest, Shard
 
 #: Large against the cost of a request to a file server, small against memory.
 PIECE_BYTES = 2**22
-
-
-@dataclass(frozen=True)
-class FileState:
-    """What a file cannot be written to, cut short or replaced without another of: bytes, and when it was last written.
-
-    The number of the file itself is not among it: file systems of servers give the same file other ones.
-    """
-
-    size: int
-    mtime_ns: int
-
-    @staticmethod
-    def of(found: os.stat_result) -> "FileState":
-        """That of a file, from what the system says of it."""
-        return FileState(found.st_size, found.st_mtime_ns)
 
 
 @dataclass(frozen=True)
@@ -83,13 +63,3 @@ def cut_shards(whole: Sequence[Piece], manifest: Manifest) -> list[Piece]:
             if end > begin
         ]
     return pieces
-
-
-def map_piece(piece: Piece, record_bytes: int) -> NDArray[np.uint8]:
-    """The records of a whole shard as a read-only (records, record_bytes) view of the file. Errors: ShardError."""
-    try:
-        with Path(piece.file).open("rb") as opened:
-            mapped = mmap.mmap(opened.fileno(), piece.records * record_bytes, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise ShardError(f"shard {piece.file} cannot be read: {error}; copy the dataset again") from error
-    return np.frombuffer(mapped, np.uint8).reshape(piece.records, record_bytes)

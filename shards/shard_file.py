@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ShardError
-from .pieces import FileState, Piece
+from .files import FileState
+from .pieces import Piece
 
 _MOST_AT_ONCE = 2**30  # macOS refuses 2**31
 _ADVISED_BYTES = 2**17  # Linux reads no more ahead than this for one call, unless told to for all files

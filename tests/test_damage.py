@@ -170,7 +170,7 @@ def test_a_shard_whose_time_was_set_back_is_not_found(root: Path, tmp_path: Path
     folder = copied(root / "small" / "d", tmp_path)
     windows, right = open_dataset(folder)["train"], values(folder)
     state = windows.shards[7].state
-    os.utime(flip(folder, 7), ns=(0, state.mtime_ns))
+    os.utime(flip(folder, 7), ns=(0, state.modified))
     assert (np.sort(windows[:]["window"], axis=None) != np.sort(right, axis=None)).any()
 
 

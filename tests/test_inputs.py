@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.files import FileState, file_state
+from pipeline.files import file_state
 from pipeline.inputs import EpisodeFile, find_episodes, glob_to_regex
 from shards import EpisodeError
+from shards.files import FileState
 
 
 def make(folder: Path, *names: str) -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from conftest import BuildHere, SaveEpisodes
 from shards import ShardError
+from shards.files import FileState
 from shards.manifest import Manifest, Shard
-from shards.pieces import PIECE_BYTES, FileState, Piece, cut_shards, whole_shards
+from shards.pieces import PIECE_BYTES, Piece, cut_shards, whole_shards
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from shards import ShardError
-from shards.pieces import FileState, Piece
+from shards.files import FileState
+from shards.pieces import Piece
 from shards.shard_file import ShardFile, check_digests, read_piece
 
 RECORD = 1000
@@ -67,7 +68,7 @@ def test_a_file_of_another_size_is_named_even_where_the_piece_is_whole(
 ) -> None:
     piece = piece_of(file, first, records)
     os.truncate(file, size)
-    os.utime(file, ns=(0, piece.state.mtime_ns))
+    os.utime(file, ns=(0, piece.state.modified))
     with pytest.raises(ShardError, match=CHANGED):
         read(piece)
 

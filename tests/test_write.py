@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from pipeline import BuildOptions, plan, source
 from pipeline.episodes import survey
-from pipeline.files import FileState
 from pipeline.inputs import find_episodes
 from pipeline.notes import read_note
 from pipeline.tally import Tally
@@ -26,6 +25,7 @@ from pipeline.tasks import Recipe, ShardTask, SourceEpisode, Span
 from pipeline.write import make_shard, write_shard
 from shards import BuildError, EpisodeError, Feature
 from shards.features import DTYPES
+from shards.files import FileState
 from shards.moments import merge
 from shards.windows import Tail, WindowSpec
 

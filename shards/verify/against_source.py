@@ -13,8 +13,8 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from ..features import Feature
+from ..files import open_regular
 from ..record import Field
-from ..regular_file import open_regular
 from ..windows import Int64s
 from .check_shard import BLOCK_BYTES, Advance, Job, ShardCheck, Task, read_fully
 from .record_faults import LISTED, Wrong

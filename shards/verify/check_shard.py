@@ -12,10 +12,10 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..files import open_regular
 from ..manifest import Manifest, Shard
 from ..naming import MANIFEST
 from ..record import INDEX
-from ..regular_file import open_regular
 from ..windows import Int64s
 from .measured_records import MeasuredRecords, Places, can_measure
 from .record_faults import Words, Wrong, wrong_values

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from ..episode_table import EpisodeRow, find_leaks
+from ..files import open_regular
 from ..manifest import Manifest
 from ..manifest_file import fingerprint_of
 from ..naming import EPISODES, MANIFEST, STAGING
-from ..regular_file import open_regular
 from ..tfds import tfds_files
 from .record_faults import LISTED
 from .sections import wrong_rows

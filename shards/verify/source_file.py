@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from ..features import DTYPES, Feature
-from ..regular_file import open_regular
+from ..files import open_regular
 from .check_shard import read_fully
 
 #: The feature that a `.npy` file without fields holds.

@@ -1,10 +1,26 @@
-"""Reading files in folders where their names may be those of anything."""
+"""Local files, of which only regular ones are read: the names in a folder may be those of anything."""
 
 import errno
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
+
+
+class FileState(NamedTuple):
+    """What a file cannot be written to, cut short or replaced without another of: bytes, and when it was last modified.
+
+    That is in ns, 0 where it is not known; `size` is -1 for what is there but no regular file that can be read. The
+    number of the file itself is not among it: file systems of servers give the same file other ones.
+    """
+
+    size: int
+    modified: int
+
+    @staticmethod
+    def of(found: os.stat_result) -> "FileState":
+        """That of a file, from what the system says of it."""
+        return FileState(found.st_size if stat.S_ISREG(found.st_mode) else -1, found.st_mtime_ns)
 
 
 def open_regular(file: str | Path) -> BinaryIO:
