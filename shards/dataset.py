@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .episode_table import episode_paths, read_episodes
+from .errors import ShardError
 from .features import Feature
 from .fetch import Fetcher
 from .gather import columns_of
 from .manifest import Manifest
 from .manifest_file import load_manifest
+from .naming import EPISODES
 from .pieces import whole_shards
 from .record import EPISODE, START
 from .windows import Int64s
@@ -98,7 +100,13 @@ class Windows:
         if not scalar:
             raise TypeError("locate takes one window's index; use provenance for arrays of them")
         where = self._gather(indices, (EPISODE, START))
-        return self._episode_paths[where["episode"][0]], int(where["start"][0])
+        episode, paths = int(where["episode"][0]), self._episode_paths
+        if not episode < len(paths):
+            raise ShardError(
+                f"window {i} of split {self.split.name} in {self.folder} is of episode {episode}, of which {EPISODES} has"
+                " no row: its shard is damaged; copy or build the dataset again"
+            )
+        return paths[episode], int(where["start"][0])
 
     def provenance(self, index: "int | slice | ArrayLike" = slice(None)) -> dict[str, NDArray[np.int64]]:
         """`episode` (its row in episodes.csv) and `start` (first step) of windows: two int64 arrays of shape (B,)."""

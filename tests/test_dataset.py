@@ -426,3 +426,16 @@ def test_any_file_name_comes_back_from_the_list_of_episodes(
     assert dataset.episode_paths == tuple(sorted([f"{name}.npy", "~last.npy"]))
     located = {dataset["train"].locate(i) for i in range(6)}
     assert located == {(f"{path}.npy", start) for path in (name, "~last") for start in (0, 3, 6)}
+
+
+def test_a_window_of_an_episode_that_there_is_not_is_a_damaged_shard(
+    tmp_path: Path, save_episodes: SaveEpisodes, build_here: BuildHere
+) -> None:
+    dataset = build_here(save_episodes(tmp_path / "in", [np.zeros(20)]), tmp_path / "out", window_length=4)
+    (shard,) = dataset["train"].split.shards
+    with (tmp_path / "out" / shard.file).open("r+b") as opened:
+        opened.seek(dataset.manifest.layout.field("episode").offset)
+        opened.write(b"\xff\xff\xff\xff\x7f")
+
+    with pytest.raises(ShardError, match=r"window 0 of split train in .*/out is of episode 34359738367, of which"):
+        open_dataset(tmp_path / "out")["train"].locate(0)
