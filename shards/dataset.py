@@ -103,8 +103,8 @@ class Windows:
         episode, paths = int(where["episode"][0]), self._episode_paths
         if not episode < len(paths):
             raise ShardError(
-                f"window {i} of split {self.split.name} in {self.folder} is of episode {episode}, of which {EPISODES} has"
-                " no row: its shard is damaged; copy or build the dataset again"
+                f"window {i} of split {self.split.name} in {self.folder} is of episode {episode}, of which {EPISODES}"
+                " has no row: its shard is damaged; copy or build the dataset again"
             )
         return paths[episode], int(where["start"][0])
 
