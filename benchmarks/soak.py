@@ -31,12 +31,12 @@ from pipeline.publish import publish
 from pipeline.staging import read_task, stage_plan, task_places
 from pipeline.write import write_shard
 from reader import load
-from shards import DatasetNotFoundError, OptionError, OutputError, load_manifest, open_dataset
+from shards import DatasetNotFoundError, EpisodeError, OptionError, load_manifest, open_dataset
 
 _DTYPES = ("<f4", ">f4", "<f8", "<i2", ">i4", "u1", "?", "<c8", "<f2", "<i8")
 _SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
 _IMPORTING = 2.0  # seconds, in which Ctrl-C may still be told by Python or NumPy itself, while these are imported
-_REFUSED = (OptionError, OutputError)
+_REFUSED = (EpisodeError, OptionError)
 _PYTHON = (sys.executable, "-m")
 
 
@@ -63,7 +63,7 @@ def _round(folder: Path, chance: random.Random, counts: Counter[str]) -> None:
     options = _make_options(chance)
     try:
         counts["windows"] += _build_here(source, expected, options)
-    except _REFUSED:  # such as more shards than windows
+    except _REFUSED:  # such as more shards than windows, or windows than steps
         counts["refused"] += 1
         return
     whole = _digests(expected)
