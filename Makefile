@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install check lint types test bench clean
+.PHONY: help demo install check lint types test bench soak clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' Makefile
@@ -41,6 +41,10 @@ bench: install  ## speed and memory beside other systems; about 25 minutes, on a
 	$(RUN) benchmarks/bench_shuffle.py
 	$(RUN) benchmarks/bench_overlap.py
 	$(RUN) benchmarks/bench_plan.py
+	$(RUN) benchmarks/bench_verify.py
+
+soak: install  ## random builds, killed and run again, verified, damaged and loaded; 20 minutes
+	$(RUN) benchmarks/soak.py --minutes 20
 
 clean:  ## remove all that the commands above have made
 	rm -rf $(VENV) demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
