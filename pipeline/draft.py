@@ -26,6 +26,8 @@ from .plan import SplitPlan
 from .tally import Tally
 from .tasks import Recipe, ShardTask, SourceEpisode, Span
 
+_STAGED_VERSION = 1  # of what shards and their notes hold, as far as the plan does not tell
+
 
 @dataclass(frozen=True)
 class DatasetPlan:
@@ -65,8 +67,9 @@ class DatasetPlan:
     @cached_property
     def key(self) -> str:
         """What two plans have in common whose builds may go on with each other's shards, and no others."""
-        states = self.episodes.states[self.used]
-        key = sha256(f"{self.manifest.fingerprint} {self.options.nonfinite} ".encode() + states.astype("<i8").tobytes())
+        parts = [str(_STAGED_VERSION), self.manifest.fingerprint, self.options.nonfinite, self.episodes.root]
+        key = sha256("\0".join(parts).encode(errors="surrogateescape"))
+        key.update(self.episodes.states[self.used].astype("<i8").tobytes())
         return key.hexdigest()[:16]
 
     @cached_property
@@ -74,6 +77,7 @@ class DatasetPlan:
         """What the shards depend on besides the episodes, as JSON types: to tell what has changed from plan to plan."""
         options = self.options
         return {
+            "input": self.episodes.root,
             "window_length": options.window_length,
             "shift": options.step_shift,
             "stride": options.stride,

@@ -113,8 +113,8 @@ def list_files(folder: str) -> list[str]:
 def file_state(path: str) -> FileState:
     """The state of a file, without opening it."""
     if is_remote(path):
-        with _beam(path) as beam:
-            return _state(beam.match([path])[0].metadata_list[0])
+        with _beam(path) as beam:  # not by `match`, for which a name may be a pattern
+            return _state(beam.get_filesystem(path).metadata(path))
     try:
         return FileState.of(os.stat(path))
     except OSError:
@@ -189,6 +189,12 @@ def delete_folder(folder: str) -> None:
         shutil.rmtree(folder)
 
 
+def delete_empty_folder(folder: str) -> None:
+    """Delete a local folder; OSError if anything is in it. A URL's goes with the last file in it."""
+    if not is_remote(folder):
+        os.rmdir(folder)
+
+
 def free_bytes(folder: str) -> int | None:
     """Bytes that are free where a local folder is or would be; None for a URL."""
     if is_remote(folder):
@@ -219,6 +225,10 @@ def lock_folder(folder: str) -> Iterator[int | None]:
             raise OutputError(
                 f"another build is writing to {folder}: wait for its end, or choose another folder"
             ) from None
+        except OSError as error:
+            raise OutputError(
+                f"{folder} cannot be locked against a second build ({error.strerror}): choose a folder on another disk"
+            ) from error
         yield descriptor
     finally:
         os.close(descriptor)

@@ -24,7 +24,7 @@ from .publish import finish_interrupted, published_manifest
 from .runner import OnShards, check_beam_args, run_job
 from .splits import Sections
 from .staging import stage_plan
-from .tally import Tally, format_report
+from .tally import Tally, format_report, kept_whole
 
 
 def plan(options: BuildOptions) -> DatasetPlan:
@@ -100,10 +100,11 @@ def build(options: BuildOptions | DatasetPlan, on_shards: OnShards | None = None
     planned = options if isinstance(options, DatasetPlan) else plan(options)
     output, fingerprint = planned.output, planned.manifest.fingerprint
     check_output(planned)  # room, and nothing there that must not be lost
-    counted = Tally()
     with lock_folder(output) as lock:  # against a second build
         # One that was whole, and interrupted while it was moved into place: perhaps this very one.
-        if finish_interrupted(output) != planned.staging:
+        if finish_interrupted(output) == planned.staging:
+            counted = kept_whole(planned.manifest)
+        else:
             check_output(planned)
             stage_plan(planned)  # tasks and draft of the manifest, for the workers to read
             counted = run_job(planned, lock, on_shards)  # transforms.write_dataset, in a process of its own
@@ -111,5 +112,8 @@ def build(options: BuildOptions | DatasetPlan, on_shards: OnShards | None = None
     if manifest is None or manifest.fingerprint != fingerprint:
         raise BuildError(f"the job ended, but {output} holds no dataset of this plan")
     if planned.options.report is not None:
-        write_file(planned.options.report, format_report(manifest, planned.tally, counted))
+        try:
+            write_file(planned.options.report, format_report(manifest, planned.tally, counted))
+        except OSError as error:
+            raise BuildError(f"{output} holds the whole dataset, but its report cannot be written: {error}") from error
     return manifest

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from shards.moments import Moments
 
-from .files import exists, join, open_file, read_file, write_file
+from .files import delete_files, exists, join, open_file, read_file, write_file
 from .tasks import ShardDone
 
 #: What is added to a shard's name for its note, in the staging folder.
@@ -43,11 +43,17 @@ def read_note(staging: str, file: str) -> Note:
         )
         parts = {name: base64.b64decode(part, validate=True) for name, part in document["moments"].items()}
         return Note(done, {name: Moments.from_bytes(part) for name, part in parts.items()})
-    except (KeyError, TypeError) as error:
+    except (LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"the note of {file} is damaged: {error!r}") from None
 
 
-def finished_shard(staging: str, file: str, nbytes: int) -> ShardDone | None:
+def delete_note(staging: str, file: str) -> None:
+    """Forget that a shard is finished, if it is."""
+    if exists(join(staging, file + NOTE)):
+        delete_files([join(staging, file + NOTE)])
+
+
+def finished_shard(staging: str, file: str, records: int, nbytes: int) -> ShardDone | None:
     """What is noted of a shard that is finished, its file checked by size and digest; None if it must be written."""
     try:
         if not exists(join(staging, file + NOTE)):
@@ -60,4 +66,5 @@ def finished_shard(staging: str, file: str, nbytes: int) -> ShardDone | None:
                 size += len(block)
     except (OSError, ValueError):  # a file that is gone or damaged is written anew
         return None
-    return done if (size, size, digest.hexdigest()) == (nbytes, done.bytes, done.sha256) else None
+    found = ShardDone(file, records, done.windows, nbytes, digest.hexdigest(), "", done.nonfinite)
+    return done if size == nbytes and found == done else None

@@ -15,6 +15,7 @@ from .draft import DatasetPlan
 from .files import exists, files_below, free_bytes, is_remote, join, list_files
 from .publish import dataset_files, own_files
 from .runner import runs_here, worker_count
+from .staging import staged_folders
 
 _MOST_COMPONENTS = 10**6  # some 170 bytes each, of the 256 MiB that a manifest may have
 _MEMORY_PER_SHARD = 1.2  # a worker's peak, in shards; measured: the shard, a span of the source, and 40 MB
@@ -48,17 +49,20 @@ def check_output(plan: DatasetPlan) -> None:
             f"the last axes of the features have {components:,} places, of each of which the manifest holds statistics;"
             f" {_MOST_COMPONENTS:,} are the most: reshape the arrays, or choose fewer --features"
         )
-    report = plan.options.report
-    if report is not None and not is_remote(report) and not os.path.isdir(os.path.dirname(os.path.abspath(report))):
-        raise OutputError(f"{report} cannot be written: there is no folder for it")
+    _check_report(plan)
+    staged = staged_folders(output)
+    if any(exists(join(folder, MANIFEST)) for folder in staged):
+        return  # of a dataset that is whole; to finish moving it into its place takes nothing, and comes first
     try:
         present, own = list_files(output), own_files(output)
     except (OSError, ManifestError) as error:
-        raise OutputError(f"{output} cannot take a dataset: {error}") from error
+        raise OutputError(
+            f"{output} cannot take a dataset: {error}. If it is to be replaced, remove that file"
+        ) from error
     if MANIFEST in present and not plan.options.overwrite:
         raise OutputError(f"{output} already holds a dataset: choose another folder, or replace it with --overwrite")
     foreign = [name for name in present if name not in own]
-    if foreign and MANIFEST not in present:
+    if foreign and MANIFEST not in present and not staged:
         raise OutputError(
             f"{output} is not empty, and what it holds is no dataset ({', '.join(foreign[:3])}"
             f"{', ...' if len(foreign) > 3 else ''}): choose an empty or a new folder"
@@ -67,8 +71,8 @@ def check_output(plan: DatasetPlan) -> None:
         raise OutputError(f"{output} holds {clash[0]}, which is not of the dataset there: choose another folder")
     free, needed = free_bytes(output), plan.manifest.bytes
     if free is not None:
-        staged = join(output, STAGING)  # is deleted first, or gone on with
-        free += sum(state.size for _, state in files_below(staged)) if exists(staged) else 0
+        above = join(output, STAGING)  # is deleted first, or gone on with
+        free += sum(state.size for _, state in files_below(above)) if exists(above) else 0
         if free < needed:
             raise OutputError(f"the dataset needs {needed:,} bytes, but {free:,} are free where {output} lies")
     _check_memory(plan)
@@ -84,6 +88,23 @@ def _check_folder(output: str) -> None:
         raise OutputError(f"{output} cannot be a folder: {place} is a file")
     if not os.access(place, os.W_OK | os.X_OK):
         raise OutputError(f"{output} cannot be written: no permission in {place}")
+
+
+def _check_report(plan: DatasetPlan) -> None:
+    report = plan.options.report
+    if report is None or is_remote(report):
+        return
+    path, inputs = os.path.abspath(report), plan.episodes
+    if os.path.isdir(path) or not os.path.isdir(os.path.dirname(path)):
+        why = "it is a folder" if os.path.isdir(path) else "there is no folder for it"
+        raise OutputError(f"the report {report} cannot be written: {why}")
+    if path.startswith(plan.output + "/"):
+        raise OutputError(f"the report {report} would lie in the dataset's folder: choose another place")
+    labels = plan.options.labels
+    if (path.startswith(inputs.root) and path[len(inputs.root) :] in inputs.paths) or (
+        labels is not None and path == os.path.abspath(labels)
+    ):
+        raise OutputError(f"the report {report} would replace an input: choose another place")
 
 
 def _check_memory(plan: DatasetPlan) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -31,10 +32,15 @@ class BuildProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
-            self._bar.close()
+            with suppress(OSError):
+                self._bar.close()
 
     def on_shards(self, finished: set[str]) -> None:
-        """Show that these shards, by file name, are finished."""
+        """Show that these shards, by file name, are finished; the build goes on where nobody looks any more."""
+        with suppress(OSError):
+            self._show(finished)
+
+    def _show(self, finished: set[str]) -> None:
         windows = sum(self._windows[shard] for shard in finished)
         shards = f"{len(finished)}/{len(self._windows)} shards"
         if self._kept is None:

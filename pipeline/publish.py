@@ -15,8 +15,18 @@ from shards.naming import EPISODES, MANIFEST, STAGING
 from shards.statistics import Statistics, summarize
 from shards.tfds import tfds_files
 
-from .files import delete_files, delete_folder, exists, join, list_files, move_files, read_file, write_file
-from .notes import read_note
+from .files import (
+    delete_empty_folder,
+    delete_files,
+    delete_folder,
+    exists,
+    join,
+    list_files,
+    move_files,
+    read_file,
+    write_file,
+)
+from .notes import delete_note, read_note
 from .staging import DRAFT, FAILURES, read_draft, staged_folders
 from .tasks import ShardDone
 
@@ -58,8 +68,9 @@ def finish_publishing(output: str, staging: str) -> str:
     delete_files([join(staging, name) for name in list_files(staging) if name not in {MANIFEST, DRAFT}])
     delete_files([join(staging, name) for name in list_files(staging) if name == DRAFT])
     move_files([whole], [final])
-    with suppress(OSError):  # the dataset is whole, whatever becomes of an empty folder
-        delete_folder(join(output, STAGING))
+    with suppress(OSError):  # the dataset is whole, whatever becomes of empty folders
+        delete_folder(staging)
+        delete_empty_folder(join(output, STAGING))
     return final
 
 
@@ -111,14 +122,15 @@ def finished_manifest(draft: Manifest, staging: str, done: Sequence[ShardDone]) 
     def finish(shard: Shard) -> Shard:
         got = written.pop(shard.file, None)
         if got is None or (got.records, got.windows, got.bytes) != (shard.records, shard.windows, shard.bytes):
+            delete_note(staging, shard.file)  # the next run writes it again
             raise BuildError(f"shard {shard.file} was planned as {shard}, but came out as {got}")
         return replace(shard, sha256=got.sha256)
 
     splits = tuple(replace(split, shards=tuple(map(finish, split.shards))) for split in draft.splits)
     if written:
         raise BuildError(f"the job wrote shards that were not planned: {', '.join(sorted(written))}")
-    if missing := {shard.file for split in splits for shard in split.shards} - set(list_files(staging)):
-        raise BuildError(f"shards were written, but {staging} does not hold them: {', '.join(sorted(missing)[:3])}")
+    if missing := dataset_files(draft) - set(list_files(staging)):
+        raise BuildError(f"files were written, but {staging} does not hold them: {', '.join(sorted(missing)[:3])}")
     done = sorted(done, key=attrgetter("file"))
     return replace(draft, splits=splits, statistics=_statistics(draft, staging), nonfinite=_nonfinite(draft, done))
 

@@ -11,6 +11,7 @@ import logging
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,12 +26,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from shards.errors import BuildError, OptionError
+from shards.naming import MANIFEST
 
 from .draft import DatasetPlan
-from .files import is_remote, list_files, quiet_log
+from .files import file_state, is_remote, join, list_files, quiet_log
 from .options import BuildOptions
 from .publish import describe_failures, is_published, staged_failures
-from .tally import Tally, parse_metrics
+from .tally import Tally, kept_whole, parse_metrics
 from .tasks import Recipe
 
 _LOCAL_RUNNER = "FnApiRunner"  # "DirectRunner" would first try to download another runner, and ignore the workers
@@ -66,7 +68,8 @@ def run_job(plan: DatasetPlan, lock: int | None, on_shards: OnShards | None = No
     workers, fingerprint = worker_count(plan), plan.manifest.fingerprint
     job = Job(plan.recipe, plan.output, fingerprint, workers, options.beam_args, options.verbose)
     shards = {shard.file for split in plan.manifest.splits for shard in split.shards}
-    with tempfile.TemporaryDirectory(prefix="episode-windows-") as folder:
+    before = file_state(join(plan.output, MANIFEST))
+    with tempfile.TemporaryDirectory(prefix="episode-windows-", ignore_cleanup_errors=True) as folder:
         told, log = Path(folder, "error.txt"), Path(folder, "log.txt")
         with _child(job, told, log, lock) as child:
             wait = _REMOTE_POLL_SECONDS if is_remote(plan.staging) else _POLL_SECONDS
@@ -78,11 +81,12 @@ def run_job(plan: DatasetPlan, lock: int | None, on_shards: OnShards | None = No
                     on_shards(finished)
                 _wait(child, wait)
         # A job that was killed right after the last thing it had to do has done it all the same.
-        if child.returncode == 0 or is_published(plan.output, plan.staging, fingerprint):
+        new = file_state(join(plan.output, MANIFEST)) != before
+        if child.returncode == 0 or (new and is_published(plan.output, plan.staging, fingerprint)):
             if on_shards is not None:
                 on_shards(shards)
             counted = told.with_name(_METRICS)
-            return parse_metrics(json.loads(counted.read_text()) if counted.exists() else {})
+            return parse_metrics(json.loads(counted.read_text())) if counted.exists() else kept_whole(plan.manifest)
         if failures := staged_failures(plan.staging):
             raise BuildError(describe_failures(failures))
         raise BuildError(_why(child.returncode, told.read_text("utf-8") if told.exists() else "", log))
@@ -199,9 +203,10 @@ def _run_in_child(job: Job) -> dict[str, int]:
     return {counter.key.metric.name: counter.committed or counter.attempted or 0 for counter in counters}
 
 
-def _die_with_parent(parent: int) -> None:
+def _die_with_parent(parent: int, folder: Path) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
+    shutil.rmtree(folder, ignore_errors=True)  # which nobody else will
     os.killpg(0, signal.SIGKILL)
 
 
@@ -214,7 +219,7 @@ def _worker_died(error: "threading.ExceptHookArgs") -> None:
 
 def _main(told: str, parent: str) -> None:
     job: Job = pickle.loads(Path(told).with_name(_JOB).read_bytes())  # which the launching process has just written
-    threading.Thread(target=_die_with_parent, args=[int(parent)], daemon=True).start()
+    threading.Thread(target=_die_with_parent, args=[int(parent), Path(told).parent], daemon=True).start()
     threading.excepthook = _worker_died
     if job.verbose:
         logging.basicConfig(level=logging.INFO)

@@ -21,7 +21,17 @@ from shards.naming import EPISODES, STAGING
 from shards.tfds import tfds_files
 
 from .draft import DatasetPlan
-from .files import TEMPORARY, delete_files, delete_folder, exists, join, list_files, make_folder, read_file, write_file
+from .files import (
+    TEMPORARY,
+    delete_files,
+    delete_folder,
+    is_remote,
+    join,
+    list_files,
+    make_folder,
+    read_file,
+    write_file,
+)
 from .notes import NOTE
 from .tasks import ShardTask
 
@@ -37,29 +47,25 @@ def staged_folders(output: str) -> list[str]:
 
 
 def stage_plan(plan: DatasetPlan) -> None:
-    """Make the staging folder ready for a job: as an interrupted build of the same plan left it, or new.
+    """Make the staging folder ready for a job: with the shards that an interrupted build of the same plan finished.
 
     Errors: OutputError, with nothing touched, if there are finished shards of another plan, unless `overwrite` is set.
     """
-    for folder in staged_folders(plan.output):
-        begun = folder != plan.staging and any(name.endswith(NOTE) for name in list_files(folder))
-        if begun and not plan.options.overwrite:
-            raise OutputError(
-                f"{plan.output} holds an unfinished build, and this one is another: {_changed(folder, plan)}. Run the"
-                " earlier command again to finish that, or begin anew with --overwrite"
-            )
+    others = [folder for folder in staged_folders(plan.output) if folder != plan.staging]
+    begun = [folder for folder in others if any(name.endswith(NOTE) for name in list_files(folder))]
+    if begun and not plan.options.overwrite:
+        raise OutputError(
+            f"{plan.output} holds an unfinished build, and this one is another: {_changed(begun[0], plan)}. Run the"
+            " earlier command again to finish that, or begin anew with --overwrite"
+        )
     above = join(plan.output, STAGING)
-    for name in list_files(above):
-        if name.endswith("/") and join(above, name[:-1]) != plan.staging:
-            delete_folder(join(above, name[:-1]))
-        elif not name.endswith("/"):
-            delete_files([join(above, name)])
-    if exists(join(plan.staging, _ASKED)):
-        left = [name for name in list_files(plan.staging) if name.endswith(TEMPORARY) or name == FAILURES]
-        delete_files([join(plan.staging, name) for name in left])
-        return
-    delete_folder(plan.staging)  # of a build that ended before all of its plan was there
+    if plan.options.overwrite or not is_remote(above):  # at a URL, which nobody locks, one may just have begun
+        for folder in others:
+            delete_folder(folder)
+        delete_files([join(above, name) for name in list_files(above) if not name.endswith("/")])
     make_folder(plan.staging)
+    left = [name for name in list_files(plan.staging) if name.endswith(TEMPORARY) or name == FAILURES]
+    delete_files([join(plan.staging, name) for name in left])
     lines = [task.to_json() for task in plan.tasks()]
     ends = np.cumsum([0, *map(len, lines)]).tolist()
     places = [(begin, end - begin) for begin, end in pairwise(ends)]
@@ -69,10 +75,10 @@ def stage_plan(plan: DatasetPlan) -> None:
         _TASKS: b"".join(lines),
         _TASK_INDEX: json.dumps(places).encode(),
         _INPUTS: _array_bytes(plan.episodes.states),
+        _ASKED: json.dumps(plan.asked).encode(),
         DRAFT: format_manifest(plan.manifest),
-        _ASKED: json.dumps(plan.asked).encode(),  # last: where it is, all is
     }
-    for name, data in files.items():
+    for name, data in files.items():  # all anew: nothing but finished shards, which are checked, is taken over
         write_file(join(plan.staging, name), data)
 
 
@@ -85,11 +91,11 @@ def _array_bytes(array: np.ndarray) -> bytes:
 def _changed(folder: str, plan: DatasetPlan) -> str:
     """In words, what is not as it was when the plan in a staging folder was made."""
     try:
-        asked = json.loads(read_file(join(folder, _ASKED)))
+        asked = dict(json.loads(read_file(join(folder, _ASKED))))
         before = {row.path: row.episode for row in parse_episodes(read_file(join(folder, EPISODES)))}
         states = np.load(io.BytesIO(read_file(join(folder, _INPUTS))), allow_pickle=False).tolist()
         earlier = {path: states[episode] for path, episode in before.items()}
-    except (OSError, ValueError, IndexError, ManifestError) as error:
+    except (OSError, EOFError, ValueError, TypeError, LookupError, ManifestError) as error:
         return f"what it was asked for cannot be read ({error})"
     now = dict(zip(plan.episodes.paths, plan.episodes.states.tolist(), strict=True))
     changes = [*_changed_options(asked, plan.asked), *_changed_files(earlier, now)]

@@ -83,6 +83,13 @@ def parse_metrics(metrics: Mapping[str, int]) -> Tally:
     return tally
 
 
+def kept_whole(manifest: Manifest) -> Tally:
+    """Of a build that found all of its dataset finished."""
+    tally = Tally()
+    tally.add("keep", manifest.windows, manifest.windows, manifest.bytes)
+    return tally
+
+
 def format_report(manifest: Manifest, *tallies: Tally) -> bytes:
     """What a build did, as JSON: of each stage what went in and out, bytes and milliseconds; what the manifest holds.
 

@@ -36,9 +36,9 @@ def write_shard(recipe: Recipe, task: ShardTask, tally: Tally | None = None) -> 
     source. Errors: BuildError if the shard cannot be written, since all others could not be, either.
     """
     tally = tally or Tally()
-    nbytes = sum(span.size for span in task.spans) * recipe.layout.record_bytes
+    records = sum(span.size for span in task.spans)
     with tally.timed("keep"):
-        kept = finished_shard(recipe.staging, task.file, nbytes)
+        kept = finished_shard(recipe.staging, task.file, records, records * recipe.layout.record_bytes)
     if kept is not None:
         tally.add("keep", kept.windows, kept.windows, kept.bytes)
         return kept

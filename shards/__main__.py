@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .command import Command, run_command
+from .command import Command, discard_output, run_command
 from .manifest import MAX_NONFINITE, Manifest
 from .manifest_file import feature_documents, load_manifest, window_document
 from .statistics import statistics_document
@@ -70,10 +70,14 @@ def _verify(parsed: argparse.Namespace) -> int:
         findings = examine(folder, parsed.source, run, lambda done: line.show(done // passes))
     finally:
         line.clear()
-    for fault in findings.faults:
-        print(printable(fault))
-    for note in findings.notes:
-        print(f"note: {printable(note)}")
+    try:
+        for fault in findings.faults:
+            print(printable(fault))
+        for note in findings.notes:
+            print(f"note: {printable(note)}")
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough, but what is found counts
+        discard_output()
     if findings.faults:
         print(f"{parsed.path}: {len(findings.faults)} faults; copy or build the dataset again", file=sys.stderr)
         return 1

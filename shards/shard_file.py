@@ -31,7 +31,8 @@ class ShardFile:
     def __init__(self, piece: Piece) -> None:
         self._file, self._state = piece.file, piece.state
         try:
-            self._descriptor = os.open(piece.file, os.O_RDONLY)
+            # A pipe that has taken its place would be waited for.
+            self._descriptor = os.open(piece.file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         except OSError as error:
             raise self._unreadable(error) from error
         weakref.finalize(self, os.close, self._descriptor).atexit = False

@@ -164,3 +164,13 @@ def test_a_flipped_bit_is_found_by_its_digest(file: Path, content: bytes, monkey
     os.truncate(file, 100 * RECORD - 1)
     with pytest.raises(ShardError, match=CHANGED):
         check_digests([whole], [digest])
+
+
+def test_a_pipe_that_has_taken_a_shards_place_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "shard").write_bytes(bytes(80))
+    piece = Piece(f"{tmp_path}/shard", FileState.of((tmp_path / "shard").stat()), 0, 2, 2)
+    (tmp_path / "shard").unlink()
+    os.mkfifo(tmp_path / "shard")
+
+    with pytest.raises(ShardError, match=f"shard {tmp_path}/shard (cannot be read|has changed)"):
+        read_piece(piece, np.empty((2, 40), np.uint8))

@@ -212,3 +212,15 @@ def test_a_name_cannot_pass_for_a_line_of_the_output(tmp_path: Path, build_here:
 
     assert done.stdout == "a\\nout is whole\\x1b[2J.npy cannot be read: No such file or directory\n"
     assert done.returncode == 1
+
+
+def test_faults_count_also_where_nobody_reads_them(tmp_path: Path, build_here: BuildHere, dataset: Dataset) -> None:
+    broken = build_here(str(dataset.folder.parent / "in"), tmp_path / "out", window_length=6, shift=2, num_shards=3)
+    patch(broken.folder / broken["train"].split.shards[1].file, 100, b"\x01\x02\x03")
+    line = [sys.executable, "-m", "shards", "verify", str(broken.folder)]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(line, stdout=write, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    os.close(write)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr

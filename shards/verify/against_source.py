@@ -59,6 +59,8 @@ def compare_shard(job: Job, task: Task, check: ShardCheck, advance: Advance) -> 
                 begin = end
     except OSError as error:
         check.faults.append(f"{check.shard.file} cannot be read again: {error.strerror or error}")
+    except MemoryError:
+        check.faults.append(f"{check.shard.file} cannot be compared: there is too little memory; try fewer --workers")
     comparing.finish()
     return found
 
