@@ -17,10 +17,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conftest import BuildHere
 from pipeline import BuildOptions, DatasetPlan, build, plan
+from pipeline.publish import publish
 from pipeline.staging import stage_plan
 from pipeline.write import write_shard
-from shards import DatasetNotFoundError, OutputError, load_manifest, open_dataset
+from shards import BuildError, DatasetNotFoundError, OutputError, load_manifest, open_dataset
+from shards.verify import verify
 
 Process = subprocess.Popen[str]
 Start = Callable[..., Process]
@@ -60,7 +63,10 @@ def start(inputs: Path, tmp_path: Path) -> Iterator[Start]:
     yield run
     for process in started:
         process.kill()
-        process.communicate()
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            assert stream is not None
+            stream.close()
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -385,15 +391,14 @@ def test_labels_that_changed_since_the_unfinished_build_are_noticed(few: Path, t
         build(options(few, tmp_path / "out", labels=str(labels)))
 
 
-def test_other_flags_and_another_place_of_the_same_episodes_are_no_other_build(few: Path, tmp_path: Path) -> None:
+def test_other_flags_are_no_other_build_and_another_place_is(few: Path, tmp_path: Path) -> None:
     first = plan(options(few, tmp_path / "out"))
-    stage_plan(first)
-    shutil.copytree(few, tmp_path / "copy")  # with the times of the files
+    interrupt(first)
 
-    second = plan(options(tmp_path / "copy", tmp_path / "out", shift=64, workers=1, verbose=True))
-
-    assert second.staging == first.staging
-    stage_plan(second)
+    assert plan(options(few, tmp_path / "out", shift=64, workers=1, verbose=True)).staging == first.staging
+    shutil.copytree(few, tmp_path / "copy")  # with the times of the files: whether they hold the same, nothing tells
+    with pytest.raises(OutputError, match=f"is another: input was {few}/ and is {tmp_path}/copy/"):
+        build(options(tmp_path / "copy", tmp_path / "out"))
 
 
 def test_another_build_that_finished_no_shard_is_nothing_to_keep(few: Path, tmp_path: Path) -> None:
@@ -403,23 +408,112 @@ def test_another_build_that_finished_no_shard_is_nothing_to_keep(few: Path, tmp_
     assert not (tmp_path / "out/incomplete.tmp").exists()
 
 
-def test_a_build_that_ended_while_it_was_planned_is_begun_anew(few: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("gone", [False, True], ids=["damaged", "gone"])
+def test_whatever_but_finished_shards_is_staged_anew(
+    few: Path, tmp_path: Path, build_here: BuildHere, gone: bool
+) -> None:
+    planned = plan(options(few, tmp_path / "out"))
+    interrupt(planned)
+    unbroken = digests(build_here(str(few), tmp_path / "unbroken" / "out", window_length=64, num_shards=3).folder)
+    staged = [file for file in Path(planned.staging).iterdir() if ".tfrecord-" not in file.name]
+    assert len(staged) == 8
+    for file in staged:
+        file.unlink() if gone else file.write_bytes(b"cut sho")
+    Path(planned.staging).parent.joinpath("loose.json").write_bytes(b"of an older version")
+    (shard,) = Path(planned.staging).glob("*-of-00003")
+    number = shard.stat().st_ino
+
+    build(options(few, tmp_path / "out"))
+
+    assert digests(tmp_path / "out") == unbroken
+    assert (tmp_path / "out" / shard.name).stat().st_ino == number
+
+
+def test_notes_that_are_damaged_are_of_no_finished_shard(few: Path, tmp_path: Path) -> None:
     planned = plan(options(few, tmp_path / "out"))
     stage_plan(planned)
-    Path(planned.staging, "asked.json").unlink()  # which is written last
-    Path(planned.staging, "tasks.jsonl").write_bytes(b"cut sho")
-    Path(planned.staging).parent.joinpath("loose.json").write_bytes(b"of an older version")
+    task = next(planned.tasks())
+    right = write_shard(planned.recipe, task)
+    note = Path(planned.staging, task.file + ".note.json")
+    deep = "[" * 100_000 + "]" * 100_000
+    document = json.loads(note.read_text())
+    for text in ("[]", '{"done": [], "moments": []}', deep, json.dumps({**document, "moments": []})):
+        note.write_text(text)
+        assert write_shard(planned.recipe, task) == right
+    done = document["done"]
+    for place, value in enumerate([done[0] + "x", done[1] + 1]):
+        note.write_text(json.dumps({**document, "done": [*done[:place], value, *done[place + 1 :]]}))
+        assert write_shard(planned.recipe, task) == right
 
-    manifest = build(options(few, tmp_path / "out", shift=32))
 
+def test_a_note_of_other_windows_is_forgotten(few: Path, tmp_path: Path) -> None:
+    planned = plan(options(few, tmp_path / "out"))
+    interrupt(planned)
+    (note,) = Path(planned.staging).glob("*.note.json")
+    document = json.loads(note.read_text())
+    document["done"][2] += 1
+    note.write_text(json.dumps(document))
+
+    with pytest.raises(BuildError, match="was planned as"):
+        build(options(few, tmp_path / "out"))
+    assert build(options(few, tmp_path / "out")).windows == 45
+
+
+class Stop(BaseException):
+    """The end of a process."""
+
+
+@pytest.mark.parametrize("moves", range(8))
+def test_a_replacement_beside_other_files_and_without_room_is_finished(
+    few: Path, tmp_path: Path, build_here: BuildHere, moves: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_here(str(few), tmp_path / "out", window_length=64, num_shards=3)
+    (tmp_path / "out/notes.txt").write_text("mine")
+    planned = plan(options(few, tmp_path / "out", shift=32, overwrite=True))
+    stage_plan(planned)
+    done = [write_shard(planned.recipe, task) for task in planned.tasks()]
+    left, real = [moves], os.replace
+
+    def replace(source: str, target: str) -> None:
+        if not source.endswith(".tmp"):
+            if not left[0]:
+                raise Stop
+            left[0] -= 1
+        real(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", replace)
+        with pytest.raises(Stop):
+            publish(planned.output, planned.staging, done, planned.manifest.fingerprint)
+    monkeypatch.setattr("pipeline.preflight.free_bytes", lambda folder: 0)
+
+    manifest = build(options(few, tmp_path / "out", shift=32, overwrite=True))
+
+    assert manifest.fingerprint == planned.manifest.fingerprint
     assert load_manifest(tmp_path / "out") == manifest
-    assert sorted(os.listdir(tmp_path / "out")) == [
-        "dataset_info.json",
-        "episodes.csv",
-        "features.json",
-        "manifest.json",
-        *(f"out-train.tfrecord-0000{i}-of-00003" for i in range(3)),
-    ]
+    assert verify(tmp_path / "out", few) == []
+    assert (tmp_path / "out/notes.txt").read_text() == "mine"
+    assert not (tmp_path / "out/incomplete.tmp").exists()
+
+
+def test_an_unfinished_build_goes_on_beside_other_files(few: Path, tmp_path: Path) -> None:
+    interrupt(plan(options(few, tmp_path / "out")))
+    (tmp_path / "out/.DS_Store").write_text("of a file manager")
+
+    assert build(options(few, tmp_path / "out")).windows == 45
+
+
+def test_a_build_goes_on_where_nobody_reads_what_it_says(
+    start: Start, tmp_path: Path, unbroken: dict[str, str]
+) -> None:
+    process = start()
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    process.stderr.close()  # as of `2>&1 | head`, once it has seen enough
+
+    assert process.wait(timeout=100) == 0
+    assert digests(tmp_path / "out") == unbroken
 
 
 def test_a_replacement_that_is_interrupted_leaves_the_old_dataset_until_the_new_one_is_whole(

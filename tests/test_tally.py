@@ -7,9 +7,11 @@ import pytest
 
 from conftest import BuildHere, SaveEpisodes
 from pipeline import BuildOptions, build, plan
+from pipeline.publish import publish
 from pipeline.staging import stage_plan
 from pipeline.tally import Count, Tally, format_report, parse_metrics
 from pipeline.transforms import write_dataset
+from pipeline.write import write_shard
 from shards import OutputError, load_manifest
 
 ARRAYS = [np.zeros((steps, 2), "f4") for steps in (100, 7, 55, 31)]  # 186 steps of episodes that have windows
@@ -103,11 +105,40 @@ def test_the_counts_are_metrics_of_the_runner(tmp_path: Path, save_episodes: Sav
     assert {name.partition(".")[2] for name in counted} == {"in", "out", "bytes", "microseconds"}
 
 
-def test_a_report_that_could_not_be_written_is_told_before_anything_is(
+def test_a_report_that_cannot_be_where_it_is_asked_for_is_told_before_anything_is_written(
     tmp_path: Path, save_episodes: SaveEpisodes
 ) -> None:
-    inputs, report = save_episodes(tmp_path / "in", ARRAYS), tmp_path / "nowhere/report.json"
+    inputs = save_episodes(tmp_path / "in", ARRAYS)
+    wrong = {
+        "nowhere/report.json": "cannot be written: there is no folder for it",
+        "in": "cannot be written: it is a folder",
+        "out/report.json": "would lie in the dataset's folder: choose another place",
+        "in/e001.npy": "would replace an input: choose another place",
+    }
+    (tmp_path / "out").mkdir()
+    for report, why in wrong.items():
+        with pytest.raises(OutputError, match=f"^the report {tmp_path}/{report} {why}$"):
+            build(BuildOptions((inputs,), str(tmp_path / "out"), report=str(tmp_path / report), **OPTIONS))
+    assert list((tmp_path / "out").iterdir()) == []
+    assert np.load(tmp_path / "in/e001.npy").shape == (7, 2)
 
-    with pytest.raises(OutputError, match=r"nowhere/report\.json cannot be written: there is no folder for it"):
-        build(BuildOptions((inputs,), str(tmp_path / "out"), report=str(report), **OPTIONS))
-    assert not (tmp_path / "out").exists()
+
+def test_a_dataset_that_was_whole_and_only_moved_is_reported_as_kept(
+    tmp_path: Path, save_episodes: SaveEpisodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = tmp_path / "report.json"
+    options = BuildOptions(
+        (save_episodes(tmp_path / "in", ARRAYS),), str(tmp_path / "out"), report=str(report), **OPTIONS
+    )
+    planned = plan(options)
+    stage_plan(planned)
+    done = [write_shard(planned.recipe, task) for task in planned.tasks()]
+    with monkeypatch.context() as patched:
+        patched.setattr("pipeline.publish.finish_publishing", lambda output, staging: "")
+        publish(planned.output, planned.staging, done, planned.manifest.fingerprint)
+
+    manifest = build(options)
+
+    stages = json.loads(report.read_text())["stages"]
+    assert (stages["keep"]["out"], stages["keep"]["bytes"]) == ({"windows": WINDOWS}, manifest.bytes)
+    assert "write" not in stages
