@@ -50,11 +50,12 @@ def test_a_built_dataset_has_no_fault(
 def test_a_flipped_byte_is_found_in_its_record(build: Build) -> None:
     dataset = build()
     shard, layout = dataset["train"].split.shards[1], dataset.manifest.layout
+    which = window(dataset, shard.file, 3)
     patch(dataset.folder / shard.file, 3 * layout.record_bytes + layout.field("window").offset, b"\xff\xff")
     assert verify(dataset.folder) == [
         sha_of(shard.file),
-        f"{shard.file} is damaged in record 3, {window(dataset, shard.file, 3)}",
-        f"train lacks {window(dataset, shard.file, 3)}",
+        f"{shard.file} is damaged in record 3, {which}",
+        f"train lacks {which}",
     ]
 
 
