@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from conftest import BuildHere
 from pipeline.episodes import read_header
-from pipeline.files import file_size
+from pipeline.files import file_state
 from pipeline.inputs import EpisodeFile, find_episodes
 from pipeline.labels import label_columns, read_labels
 from pipeline.npy import NpyError, header_bytes, parse_header
@@ -216,7 +216,7 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path) -
         ["a pipe.npy", "dangling.npy", "device.npz", "loop.npy"],
         "is no file that can be read (a broken link, a pipe or a device)",
     )
-    assert file_size(str(tmp_path / "labels.csv")) == -1
+    assert file_state(str(tmp_path / "labels.csv")).size == -1
     for labels in ("labels.csv", "device.npz"):
         with pytest.raises(EpisodeError, match=r"cannot be read: it is no regular file \(a pipe or a device\)$"):
             read_labels(str(tmp_path / labels))
