@@ -24,6 +24,7 @@ from pipeline.labels import label_columns, read_labels
 from pipeline.npy import NpyError, header_bytes, parse_header
 from pipeline.source import SourceHeader, open_source, read_source_header
 from shards.errors import EpisodeError
+from shards.files import FileState
 
 BOUNDED = settings(max_examples=400, derandomize=True, deadline=None, database=None)
 
@@ -47,7 +48,7 @@ FILES = {
 def read_or_refusal(folder: Path, name: str, data: bytes) -> SourceHeader | str:
     """The header of a real file that holds this, all of whose steps are then read; or why it is refused."""
     (folder / name).write_bytes(data)
-    found = read_header(EpisodeFile(f"{folder}/", name, len(data)))
+    found = read_header(EpisodeFile(f"{folder}/", name, FileState(len(data), 0)))
     if isinstance(found, NpyError):
         assert str(found).isprintable()
         assert 0 < len(str(found)) < 600
