@@ -21,7 +21,6 @@ from .against_source import Comparison, compare_shard
 from .check_shard import Advance, Job, ShardCheck, Task, check_shard
 
 _SECONDS_BETWEEN_LOOKS = 0.1
-_THREADS_FROM = 2**10  # bytes of a record; with smaller ones, two threads are slower than one
 
 #: Called now and then with how many bytes are checked.
 Watch = Callable[[int], None]
@@ -62,7 +61,7 @@ def in_threads(job: Job, tasks: Sequence[Task], watch: Watch, workers: int | Non
         with lock:
             done[0] += nbytes
 
-    workers = workers or (core_count() if job.manifest.layout.record_bytes >= _THREADS_FROM else 1)
+    workers = workers or core_count()
     with ThreadPoolExecutor(workers) as pool:
         try:
             yield from _in_order(
