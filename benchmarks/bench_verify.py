@@ -24,8 +24,9 @@ import numpy as np
 
 from machine import describe_machine, write_results
 from shards import load_manifest
+from shards.cores import core_count
 from shards.verify import examine
-from shards.verify.side_by_side import core_count, in_processes, in_threads
+from shards.verify.side_by_side import in_processes, in_threads
 
 BLOCK = 2**22
 

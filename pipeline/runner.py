@@ -25,6 +25,7 @@ from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 
+from shards.cores import core_count
 from shards.errors import BuildError, OptionError
 from shards.naming import MANIFEST
 
@@ -97,8 +98,7 @@ def worker_count(plan: DatasetPlan) -> int:
     shards = sum(split.shards for split in plan.splits)
     if plan.options.workers is not None:
         return min(plan.options.workers, shards)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, shards, -(-plan.manifest.bytes // _BYTES_WORTH_A_WORKER))
+    return min(core_count(), shards, -(-plan.manifest.bytes // _BYTES_WORTH_A_WORKER))
 
 
 def runs_here(beam_args: tuple[str, ...]) -> bool:

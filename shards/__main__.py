@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from .command import Command, discard_output, run_command
+from .cores import core_count
 from .manifest import MAX_NONFINITE, Manifest
 from .manifest_file import feature_documents, load_manifest, window_document
 from .statistics import statistics_document
 from .text import format_bytes, format_table, format_window, printable
 from .verify.examine import examine, shards_bytes
 from .verify.progress_line import ProgressLine
-from .verify.side_by_side import Run, core_count, in_processes, in_threads
+from .verify.side_by_side import Run, in_processes, in_threads
 
 # Checking a record holds Python's lock for about a microsecond; to start processes takes one or two seconds.
 _PROCESSES_FROM = 2**21  # records

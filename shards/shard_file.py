@@ -13,6 +13,7 @@ from hashlib import sha256
 import numpy as np
 from numpy.typing import NDArray
 
+from .cores import core_count
 from .errors import ShardError
 from .files import FileState
 from .pieces import Piece
@@ -92,7 +93,7 @@ def read_piece(piece: Piece, into: NDArray[np.uint8]) -> None:
 
 def check_digests(shards: Sequence[Piece], digests: Sequence[str]) -> None:
     """ShardError unless each shard, given as a whole piece, has this SHA-256; several are read at a time."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing lets other threads run
+    with ThreadPoolExecutor(core_count()) as pool:  # hashing lets other threads run
         for _ in pool.map(_check_digest, shards, digests):
             pass
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from multiprocessing import connection
 from typing import Any, NamedTuple
 
+from ..cores import core_count
 from ..errors import EpisodeWindowsError
 from .against_source import Comparison, compare_shard
 from .check_shard import Advance, Job, ShardCheck, Task, check_shard
@@ -27,11 +28,6 @@ Watch = Callable[[int], None]
 Checks = Generator["Checked", None, None]
 #: Yields the results of the tasks in their order.
 Run = Callable[[Job, Sequence[Task], Watch], Checks]
-
-
-def core_count() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _EndedError(Exception):
