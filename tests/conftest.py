@@ -1,5 +1,6 @@
 """What several test files share: episodes on disk, a dataset built in this process, and the windows it must hold."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline import BuildOptions, plan
+from pipeline import BuildOptions, DatasetPlan, plan
 from pipeline.publish import publish
 from pipeline.staging import read_task, stage_plan, task_places
 from pipeline.write import write_shard
@@ -15,6 +16,7 @@ from shards import Dataset, open_dataset
 
 SaveEpisodes = Callable[[Path, Sequence[np.ndarray] | Mapping[str, np.ndarray]], str]
 BuildHere = Callable[..., Dataset]
+PublishAndStop = Callable[[DatasetPlan, int], None]
 WindowsOf = Callable[[Sequence[np.ndarray], int, int], dict[tuple[int, int], bytes]]
 
 
@@ -46,6 +48,30 @@ def _windows_of(arrays: Sequence[np.ndarray], length: int, shift: int) -> dict[t
         for episode, array in enumerate(arrays)
         for start in range(0, len(array) - length + 1, shift)
     }
+
+
+def _publish_and_stop(planned: DatasetPlan, moves: int) -> None:
+    """Stage a plan, write its shards and begin to publish them: as a process that ends after so many moves of files."""
+    stage_plan(planned)
+    done = [write_shard(planned.recipe, read_task(planned.staging, place)) for place in task_places(planned.staging)]
+    real, left = os.replace, [moves]
+
+    def replace(source: str, target: str) -> None:
+        if not source.endswith(".tmp"):  # what is under way to its own name in the staging folder is no move
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+        real(source, target)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "replace", replace)
+        with pytest.raises(KeyboardInterrupt):
+            publish(planned.output, planned.staging, done, planned.manifest.fingerprint)
+
+
+@pytest.fixture(scope="session")
+def publish_and_stop() -> PublishAndStop:
+    return _publish_and_stop
 
 
 @pytest.fixture(scope="session")

@@ -9,12 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import SaveEpisodes, WindowsOf
+from conftest import PublishAndStop, SaveEpisodes, WindowsOf
 from pipeline import BuildOptions, build, plan
 from pipeline.preflight import check_output
-from pipeline.publish import publish
-from pipeline.staging import read_task, stage_plan, task_places
-from pipeline.write import write_shard
+from pipeline.staging import stage_plan
 from shards import BuildError, Dataset, DatasetNotFoundError, OptionError, OutputError, open_dataset
 
 LENGTH, SHIFT = 16, 5
@@ -315,26 +313,12 @@ def test_overwrite_does_not_replace_a_file_that_is_not_of_the_dataset(inputs: st
 
 @pytest.mark.parametrize("moves", range(4))
 def test_a_replacement_interrupted_while_it_is_moved_is_finished_by_the_next_build(
-    inputs: str, tmp_path: Path, moves: int, monkeypatch: pytest.MonkeyPatch
+    inputs: str, tmp_path: Path, publish_and_stop: PublishAndStop, moves: int
 ) -> None:
     build(options(inputs, tmp_path / "out", workers=1))
     expected = build(options(inputs, tmp_path / "other", workers=1, seed=8)).fingerprint
     planned = plan(options(inputs, tmp_path / "out", seed=8, overwrite=True))
-    stage_plan(planned)
-    done = [write_shard(planned.recipe, read_task(planned.staging, place)) for place in task_places(planned.staging)]
-    real, left = os.replace, [moves]
-
-    def stop(source: str, target: str) -> None:
-        if ".tmp" not in source.rpartition("/")[2]:
-            if not left[0]:
-                raise KeyboardInterrupt
-            left[0] -= 1
-        real(source, target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", stop)
-        with pytest.raises(KeyboardInterrupt):
-            publish(planned.output, planned.staging, done, planned.manifest.fingerprint)
+    publish_and_stop(planned, moves)
     if moves:
         with pytest.raises(DatasetNotFoundError):
             open_dataset(tmp_path / "out")

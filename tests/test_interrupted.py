@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import BuildHere
+from conftest import BuildHere, PublishAndStop
 from pipeline import BuildOptions, DatasetPlan, build, plan
-from pipeline.publish import publish
 from pipeline.staging import stage_plan
 from pipeline.write import write_shard
 from shards import BuildError, DatasetNotFoundError, OutputError, load_manifest, open_dataset
@@ -459,32 +458,19 @@ def test_a_note_of_other_windows_is_forgotten(few: Path, tmp_path: Path) -> None
     assert build(options(few, tmp_path / "out")).windows == 45
 
 
-class Stop(BaseException):
-    """The end of a process."""
-
-
 @pytest.mark.parametrize("moves", range(8))
 def test_a_replacement_beside_other_files_and_without_room_is_finished(
-    few: Path, tmp_path: Path, build_here: BuildHere, moves: int, monkeypatch: pytest.MonkeyPatch
+    few: Path,
+    tmp_path: Path,
+    build_here: BuildHere,
+    publish_and_stop: PublishAndStop,
+    moves: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     build_here(str(few), tmp_path / "out", window_length=64, num_shards=3)
     (tmp_path / "out/notes.txt").write_text("mine")
     planned = plan(options(few, tmp_path / "out", shift=32, overwrite=True))
-    stage_plan(planned)
-    done = [write_shard(planned.recipe, task) for task in planned.tasks()]
-    left, real = [moves], os.replace
-
-    def replace(source: str, target: str) -> None:
-        if not source.endswith(".tmp"):
-            if not left[0]:
-                raise Stop
-            left[0] -= 1
-        real(source, target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", replace)
-        with pytest.raises(Stop):
-            publish(planned.output, planned.staging, done, planned.manifest.fingerprint)
+    publish_and_stop(planned, moves)
     monkeypatch.setattr("pipeline.preflight.free_bytes", lambda folder: 0)
 
     manifest = build(options(few, tmp_path / "out", shift=32, overwrite=True))
