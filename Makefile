@@ -33,7 +33,7 @@ types: install  ## mypy, strict
 test: install  ## the tests
 	$(RUN) -m pytest -n auto
 
-bench: install  ## speed and memory beside other systems; about 25 minutes, on a machine that does nothing else
+bench: install  ## speed and memory beside other systems; about 40 minutes, on a machine that does nothing else
 	$(RUN) -m pip install --quiet --editable '.[bench]'
 	$(RUN) benchmarks/bench_build.py
 	$(RUN) benchmarks/bench_stream.py
@@ -41,6 +41,9 @@ bench: install  ## speed and memory beside other systems; about 25 minutes, on a
 	$(RUN) benchmarks/bench_shuffle.py
 	$(RUN) benchmarks/bench_overlap.py
 	$(RUN) benchmarks/bench_plan.py
+	$(RUN) benchmarks/bench_scale.py
+	$(RUN) benchmarks/bench_workers.py
+	$(RUN) benchmarks/bench_remote.py
 	$(RUN) benchmarks/bench_verify.py
 
 soak: install  ## random builds, killed and run again, verified, damaged and loaded; 20 minutes

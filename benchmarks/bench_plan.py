@@ -14,7 +14,6 @@ import shlex
 import shutil
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -22,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from processes import watch_processes
 
 from machine import describe_machine, write_results
 from pipeline import BuildOptions, build
@@ -46,7 +46,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Huge:
-    """One episode: its size, the seconds of its build, and the peak of resident memory of all processes together."""
+    """One episode: its size, the seconds of its build, and the peak of memory of all processes that it started."""
 
     input_mb: float
     output_mb: float
@@ -62,7 +62,7 @@ def measure_plan(episodes: int, folder: str) -> Plan:
     files = [
         EpisodeFile("/data/", f"robot/{i // 1000:05d}/episode_{i:09d}.npy", FileState(0, 0)) for i in range(episodes)
     ]
-    planned = plan_episodes(_options(folder), tabulate(files, _headers(steps)))
+    planned = plan_episodes(plan_options(folder), tabulate(files, headers(steps)))
     assert planned.manifest.source.episodes == episodes
     planned_at = time.perf_counter()
     stage_plan(planned)
@@ -72,12 +72,13 @@ def measure_plan(episodes: int, folder: str) -> Plan:
     return Plan(episodes, planned_at - begin, staged_at - planned_at, peak, staged / 1e6)
 
 
-def _options(folder: str) -> BuildOptions:
+def plan_options(folder: str) -> BuildOptions:
+    """Windows of 64 steps, 16 apart, in three splits."""
     splits = {"train": "0.8", "validation": "0.1", "test": "0.1"}
     return BuildOptions(("/data",), folder + "/out", window_length=64, shift=16, splits=splits)
 
 
-def _headers(steps: np.ndarray) -> Iterator[SourceHeader]:
+def headers(steps: np.ndarray) -> Iterator[SourceHeader]:
     """The headers of (steps, 32) float32 arrays, parsed from bytes such as `np.save` writes."""
     for count in steps.tolist():
         text = b"{'descr': '<f4', 'fortran_order': False, 'shape': (%d, 32), }" % count
@@ -96,39 +97,11 @@ def measure_huge(gigabytes: float, folder: Path) -> Huge:
         )
         file.truncate(file.tell() + steps * 64)
     options = BuildOptions((str(folder / "in"),), str(folder / "out"), window_length=1024, shift=1024)
-    ended, peak = threading.Event(), [0.0]
-
-    def watch() -> None:
-        while not ended.wait(0.05):
-            peak[0] = max(peak[0], _resident_of_tree(os.getpid()))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
     begin = time.perf_counter()
-    try:
+    with watch_processes() as peaks:
         manifest = build(options)
-    finally:
-        ended.set()
-        watcher.join()
-    return Huge(steps * 64 / 1e6, manifest.bytes / 1e6, time.perf_counter() - begin, peak[0], os.cpu_count() or 1)
-
-
-def _resident_of_tree(root: int) -> float:
-    """Resident memory of a process and all below it, in MB; pages that they share are counted in each."""
-    parents, resident = {}, {}
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        except OSError:
-            continue
-        pid = int(lines["Pid"])
-        parents[pid] = int(lines["PPid"])
-        resident[pid] = int(lines.get("VmRSS", "0").split()[0]) * 1024 / 1e6
-    total, found = 0.0, {root}
-    while found:
-        total += sum(resident.get(pid, 0.0) for pid in found)
-        found = {pid for pid, parent in parents.items() if parent in found}
-    return total
+    seconds, peak = time.perf_counter() - begin, peaks.total
+    return Huge(steps * 64 / 1e6, manifest.bytes / 1e6, seconds, peak, os.cpu_count() or 1)
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from .options import (
 from .preflight import check_output
 from .progress import BuildProgress
 from .report import describe_plan, format_plan
+from .submit import check_launch
 
 _FLAGS_FOR_BEAM = "Every other flag goes to Beam, such as --runner."
 
@@ -77,7 +78,12 @@ def _add_options(command: argparse.ArgumentParser) -> None:
     size = command.add_mutually_exclusive_group()
     size.add_argument("--num_shards", metavar="N or SPLIT=N,...", help="shards of each split")
     size.add_argument("--shard_size", default="128MiB", metavar="SIZE", help="about (default: 128MiB)")
-    add("--workers", type=int, metavar="N", help="local processes (default: one a core)")
+    add(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="local workers (default: one a core, 16 at most)",
+    )
     add("--on_error", default="fail", choices=("fail", "skip"), help="for files that cannot be used (default: fail)")
     add("--nonfinite", default="warn", choices=("warn", "fail"), help="for NaN and infinity (default: warn)")
     add("--overwrite", action="store_true", help="replace a dataset, or an unfinished build, that is already there")
@@ -123,7 +129,9 @@ def _plan(parsed: argparse.Namespace) -> int:
 
 
 def _build(parsed: argparse.Namespace) -> int:
-    planned = plan(_options(parsed))
+    options = _options(parsed)
+    check_launch(options.beam_args, options.inputs, options.output)  # before headers are read, which may take a while
+    planned = plan(options)
     check_output(planned)
     try:
         print(format_plan(describe_plan(planned)), flush=True)
@@ -139,12 +147,11 @@ def _build(parsed: argparse.Namespace) -> int:
     if len(manifest.nonfinite) == MAX_NONFINITE:
         print(f"warning: there may be more; the first {MAX_NONFINITE} are told", file=sys.stderr)
     output, split = planned.options.output, manifest.splits[0].name
-    local = f"a local copy of {output}" if is_remote(output) else output
-    copied = "Copy the folder to a local disk and load it" if is_remote(output) else "Load them"
+    cached = ', cache_dir="cache"' if is_remote(output) else ""
     print(
-        f"\nwrote {manifest.windows:,} windows, {format_bytes(manifest.bytes)}, to {output}. {copied} with\n\n"
+        f"\nwrote {manifest.windows:,} windows, {format_bytes(manifest.bytes)}, to {output}. Load them with\n\n"
         f"    from reader import load\n"
-        f"    dataset = load({local!r}, split={split!r}, batch_size=256)\n"
+        f"    dataset = load({output!r}, split={split!r}, batch_size=256{cached})\n"
     )
     return 0
 

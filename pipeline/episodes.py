@@ -17,7 +17,7 @@ from .inputs import EpisodeFile
 from .labels import LabelColumn, Labels, label_columns
 from .npy import NpyError
 from .options import OnError
-from .source import Form, SourceArray, SourceHeader, arrays_of, read_source_header
+from .source import HEADER_BYTES, Form, SourceArray, SourceHeader, arrays_of, read_source_header
 
 _LISTED, _SHOWN = 50, 500  # bad files, or kinds of them, that one error message names, and letters of a kind
 _THREADS = 32  # header reads in flight: the latency of an object store is hidden, a local disk not hurt
@@ -31,9 +31,9 @@ class Episodes:
 
     `root` + paths[i] opens row i. Every usable row has the same `arrays`, which say how they are stored in the dataset;
     how they lie in its file is forms[form[i]], an array of the file from byte offsets[i, j] on. Where a file cannot be
-    used, `problems` says why, and its `steps` are 0. steps, form: int64 (n,); offsets: int64 (n, most arrays of a
-    file). states: int64 (n, 2), what each file was before it was read, a `FileState`. `labels` have a value a row;
-    `unmatched` are paths in the labels file that are no episode's.
+    used, `problems` says why, its `steps` are 0, and its `form` is none. steps, form: int64 (n,); offsets: int64
+    (n, most arrays of a file). states: int64 (n, 2), what each file was before it was read, a `FileState`. `labels`
+    have a value a row; `unmatched` are paths in the labels file that are no episode's.
     """
 
     root: str
@@ -99,13 +99,16 @@ def tabulate(
     for i in np.flatnonzero((table.form >= 0) & strange[table.form]).tolist():
         problems[i] = f"is {_shown(kinds[table.form[i]])} where most episodes are {_shown(chosen)}"
         steps[i] = 0
+    kept = np.flatnonzero(~strange)  # what cannot be used may have a million forms, of which no worker needs to know
+    numbers = np.full(len(kinds) + 1, -1)  # the last one is that of form -1
+    numbers[kept] = np.arange(len(kept))
     return Episodes(
         root=files[0].root,
         paths=tuple(file.path for file in files),
         arrays=chosen,
-        forms=table.forms,
+        forms=tuple(table.forms[i] for i in kept.tolist()),
         steps=steps,
-        form=table.form,
+        form=numbers[table.form],
         offsets=table.offsets,
         states=np.array([file.state for file in files], np.int64).reshape(-1, 2),
         problems=dict(sorted(problems.items())),
@@ -186,7 +189,7 @@ def read_header(file: EpisodeFile, picked: Collection[str] | None = None) -> Sou
     try:
         if file.state.size < 0 and not is_remote(file.root):
             raise NpyError("is no file that can be read (a broken link, a pipe or a device)")
-        with open_file(file.root + file.path) as opened:
+        with open_file(file.root + file.path, HEADER_BYTES) as opened:
             header = read_source_header(opened, file.path, file.state.size, picked)
         if header.steps >= MAX_STEPS:
             raise NpyError(f"has {header.steps} steps; {MAX_STEPS} are too many")

@@ -1,39 +1,55 @@
-"""Files, local or on any file system that Beam knows: one function an operation.
+"""Files, local or at URLs: one function an operation.
 
 Beam is imported only for URLs, so that `plan` and the launching of local jobs start at once.
 """
 
 import logging
 import os
-import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, cast
 from uuid import uuid4
 
-from shards.errors import OutputError
+from shards.errors import OptionError, OutputError
 from shards.files import FileState, open_regular
+from shards.remote import OpenUrl, is_url, told
+
+from .url_files import UrlFiles, set_flags, url_files
 
 Buffer = bytes | memoryview
 TEMPORARY = ".tmp"
+#: Of a file at a URL, which is read on and on.
+AHEAD = 2**22
+_WRITTEN_BYTES = 2**23
 
 
 def is_remote(path: str) -> bool:
     """Whether a path is a URL such as gs://bucket/folder, for Beam's FileSystems to open."""
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", path) is not None
+    return is_url(path)
 
 
 @contextmanager
-def _beam(path: str) -> Iterator[Any]:
-    """Beam's FileSystems; whatever they raise (clients of object stores have their own errors) becomes an OSError."""
+def _at_url(path: str) -> Iterator[UrlFiles]:
+    """What is there for a URL; whatever it raises becomes an OSError."""
+    with told(path):
+        with quiet_log():
+            files = url_files(path)
+        yield files
+
+
+def reach_stores(paths: Iterable[str], flags: Sequence[str]) -> None:
+    """Have this process reach the stores of these paths as Beam's flags say. Errors: OptionError without Beam."""
+    if not any(map(is_remote, paths)):
+        return
     try:
         with quiet_log():
-            from apache_beam.io.filesystems import FileSystems
-        yield FileSystems
-    except Exception as error:
-        raise OSError(f"{path}: {error}") from error
+            set_flags(flags)
+    except ImportError:
+        raise OptionError(
+            "URLs need Apache Beam: pip install 'episode-windows[gcp]' for gs://, [aws] for s3://"
+        ) from None
 
 
 @contextmanager
@@ -57,14 +73,21 @@ def write_file(path: str, data: Buffer) -> None:
 
     An object store shows an object only when it is whole, and has it under its own name at once.
     """
+    write_pieces(path, [data])
+
+
+def write_pieces(path: str, pieces: Iterable[Buffer]) -> None:
+    """`write_file` with bytes that are made as they are written."""
     if is_remote(path):
-        with _beam(path) as beam, beam.create(path, compression_type="uncompressed") as opened:
-            opened.write(data)
+        with _at_url(path) as files, files.create(path) as opened:
+            for piece in pieces:
+                for begin in range(0, len(piece), _WRITTEN_BYTES):  # or the client would hold all of it once more
+                    opened.write(piece[begin : begin + _WRITTEN_BYTES])
         return
     temporary = f"{path}.{uuid4().hex[:8]}{TEMPORARY}"  # of this call alone, should two processes write one file
     try:
         with open(temporary, "wb") as opened:
-            opened.write(data)
+            opened.writelines(pieces)
             opened.flush()
             os.fsync(opened.fileno())
         os.replace(temporary, path)
@@ -74,18 +97,20 @@ def write_file(path: str, data: Buffer) -> None:
         raise
 
 
-def open_file(path: str) -> BinaryIO:
-    """Open a file for reading bytes; seekable. Errors: OSError, also for what is no regular file."""
+def open_file(path: str, ahead: int = AHEAD) -> BinaryIO:
+    """Open a file for reading bytes; seekable. Errors: OSError, also for what is no regular file.
+
+    Of a URL, `ahead` bytes at least are read at a time.
+    """
     if not is_remote(path):
         return open_regular(path)
-    with _beam(path) as beam:
-        opened: BinaryIO = beam.open(path, compression_type="uncompressed")
-    return opened
+    with _at_url(path) as files:
+        return cast(BinaryIO, OpenUrl(files.open(path, max(ahead, 1)), path))
 
 
 def read_file(path: str, start: int = 0, size: int = -1) -> bytes:
     """`size` bytes of a file from `start` on; all the rest by default."""
-    with open_file(path) as opened:
+    with open_file(path, AHEAD if size < 0 else min(size, AHEAD)) as opened:
         opened.seek(start)
         return opened.read(size) if size >= 0 else opened.read()
 
@@ -94,8 +119,8 @@ def exists(path: str) -> bool:
     """Whether there is a file (or a local folder) at `path`."""
     if not is_remote(path):
         return os.path.lexists(path)
-    with _beam(path) as beam:
-        return bool(beam.exists(path))
+    with _at_url(path) as files:
+        return files.state(path) is not None
 
 
 def list_files(folder: str) -> list[str]:
@@ -113,23 +138,19 @@ def list_files(folder: str) -> list[str]:
 def file_state(path: str) -> FileState:
     """The state of a file, without opening it."""
     if is_remote(path):
-        with _beam(path) as beam:  # not by `match`, for which a name may be a pattern
-            return _state(beam.get_filesystem(path).metadata(path))
+        with _at_url(path) as files:
+            return files.state(path) or FileState(-1, 0)
     try:
         return FileState.of(os.stat(path))
     except OSError:
         return FileState(-1, 0)
 
 
-def _state(found: Any) -> FileState:
-    return FileState(found.size_in_bytes, int(found.last_updated_in_seconds * 1e9))
-
-
 def files_below(folder: str) -> Iterator[tuple[str, FileState]]:
     """(path, state) of every file in a folder and the folders below; links to folders are followed, loops are not."""
     if is_remote(folder):
-        with _beam(folder) as beam:
-            listed = [(found.path, _state(found)) for found in beam.match([join(folder, "**")])[0].metadata_list]
+        with _at_url(folder) as urls:
+            listed = list(urls.below(folder))
         yield from listed
         return
     seen = set()
@@ -158,8 +179,8 @@ def make_folder(folder: str) -> None:
 def move_files(sources: Sequence[str], targets: Sequence[str]) -> None:
     """Rename files, replacing what is there; on return, local ones are where they belong even if the power fails."""
     if sources and is_remote(sources[0]):
-        with _beam(sources[0]) as beam:
-            beam.rename(list(sources), list(targets))
+        with _at_url(sources[0]) as files:
+            files.move(sources, targets)
         return
     for source, target in zip(sources, targets, strict=True):
         os.replace(source, target)
@@ -174,8 +195,8 @@ def move_files(sources: Sequence[str], targets: Sequence[str]) -> None:
 def delete_files(paths: Sequence[str]) -> None:
     """Delete files that are there; no harm where local ones are gone."""
     if paths and is_remote(paths[0]):
-        with _beam(paths[0]) as beam:
-            beam.delete(list(paths))
+        with _at_url(paths[0]) as files:
+            files.delete(paths)
         return
     for path in paths:
         Path(path).unlink(missing_ok=True)

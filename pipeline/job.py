@@ -12,16 +12,17 @@ from shards.record import MAX_RECORD_ARRAY, record_layout
 from shards.windows import WindowSpec
 
 from .assign import assign_splits, group_episodes
+from .check_flags import check_beam_args
 from .draft import DatasetPlan, features_of
 from .episodes import Episodes, attach_labels, cast_episodes, survey
-from .files import lock_folder, write_file
+from .files import lock_folder, reach_stores, write_file
 from .inputs import find_episodes
 from .labels import read_labels
 from .options import BuildOptions
 from .plan import SPANS_PER_SHARD, best_per_record, plan_splits
 from .preflight import check_output, check_window
 from .publish import finish_interrupted, published_manifest
-from .runner import OnShards, check_beam_args, run_job
+from .runner import OnShards, run_job
 from .splits import Sections
 from .staging import stage_plan
 from .tally import Tally, format_report, kept_whole
@@ -33,15 +34,18 @@ def plan(options: BuildOptions) -> DatasetPlan:
     Errors: EpisodeError for bad input, OptionError for options that the episodes cannot fulfil.
     """
     check_beam_args(options.beam_args)
+    reach_stores((*options.inputs, options.output), options.beam_args)
     tally = Tally()
     with tally.timed("survey"):
         files = find_episodes(options.inputs)  # [EpisodeFile], sorted by path
         episodes = survey(files, options.on_error, options.features, options.dtype)  # a row a file
+        found = len(files)
+        del files  # some 200 bytes each
     with tally.timed("plan"):
         planned = replace(plan_episodes(options, episodes), tally=tally)
         manifest = planned.manifest
-    usable = len(files) - len(episodes.problems)
-    tally.add("survey", len(files), usable, int(episodes.states[:, 0].clip(0).sum()))
+    usable = found - len(episodes.problems)
+    tally.add("survey", found, usable, int(episodes.states[:, 0].clip(0).sum()))
     tally.add("plan", usable, manifest.windows, manifest.bytes)
     return planned
 

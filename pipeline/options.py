@@ -42,7 +42,7 @@ class BuildOptions:
     purge: steps left out between two splits of an episode that is split by time, besides those that none may share.
     seed: of the splits and of the order of windows on disk.
     num_shards: {split: shards}, or one number for every split; other splits get shards of about `shard_size`, in bytes.
-    workers: local processes; None means one a core.
+    workers: local workers; None means one a core up to 16, if there is work and memory for them.
     on_error: what to do about episode files that cannot be used: "fail", or "skip" and list them.
     nonfinite: what to do about NaN and infinity: "warn" or "fail".
     overwrite: replace a dataset that is already there, once the new one is whole; begin anew where a build of other

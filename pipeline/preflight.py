@@ -11,14 +11,16 @@ from shards.naming import MANIFEST, STAGING
 from shards.record import MAX_RECORD_ARRAY, MAX_RECORD_BYTES, RecordLayout, record_layout
 from shards.windows import WindowSpec
 
+from .beam_flags import runs_here
 from .draft import DatasetPlan
 from .files import exists, files_below, free_bytes, is_remote, join, list_files
-from .publish import dataset_files, own_files
-from .runner import runs_here, worker_count
+from .publish import dataset_files, own_files, published_manifest
+from .runner import worker_count
 from .staging import staged_folders
+from .submit import check_launch
+from .workers import available_memory, memory_needed
 
 _MOST_COMPONENTS = 10**6  # some 170 bytes each, of the 256 MiB that a manifest may have
-_MEMORY_PER_SHARD = 1.2  # a worker's peak, in shards; measured: the shard, a span of the source, and 40 MB
 
 
 def check_window(features: Sequence[Feature], window: WindowSpec) -> RecordLayout:
@@ -41,6 +43,7 @@ def check_output(plan: DatasetPlan) -> None:
     if find_spec("apache_beam") is None:
         raise OptionError("building needs Apache Beam: pip install 'episode-windows[pipeline]'")
     output = plan.output
+    check_launch(plan.options.beam_args, plan.options.inputs, output)
     _check_folder(output)
     measured = [feature.shape for feature in plan.features if feature.name in plan.manifest.measured_features]
     components = sum(shape[-1] if len(shape) > 1 else 1 for shape in measured)
@@ -60,7 +63,11 @@ def check_output(plan: DatasetPlan) -> None:
             f"{output} cannot take a dataset: {error}. If it is to be replaced, remove that file"
         ) from error
     if MANIFEST in present and not plan.options.overwrite:
-        raise OutputError(f"{output} already holds a dataset: choose another folder, or replace it with --overwrite")
+        there = published_manifest(output)
+        same = ", that of this very plan" if there and there.fingerprint == plan.manifest.fingerprint else ""
+        raise OutputError(
+            f"{output} already holds a dataset{same}: choose another folder, or replace it with --overwrite"
+        )
     foreign = [name for name in present if name not in own]
     if foreign and MANIFEST not in present and not staged:
         raise OutputError(
@@ -110,12 +117,11 @@ def _check_report(plan: DatasetPlan) -> None:
 def _check_memory(plan: DatasetPlan) -> None:
     if not runs_here(plan.options.beam_args):
         return
-    shards = [shard.bytes for split in plan.manifest.splits for shard in split.shards]
-    workers = worker_count(plan)
-    needed = int(max(shards) * workers * _MEMORY_PER_SHARD)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    largest, workers = plan.recipe.shard_bytes, worker_count(plan)
+    needed, memory = memory_needed(workers, largest), available_memory()
     if needed > memory:
+        who = "a worker that writes" if workers == 1 else f"{workers} workers that write"
         raise OptionError(
-            f"{workers} workers that write shards of {max(shards):,} bytes need {needed:,} bytes of memory, but this"
-            f" machine has {memory:,}: ask for more shards, or fewer --workers"
+            f"for {who} shards of {largest:,} bytes, a build takes {needed:,} bytes of memory, but {memory:,} are"
+            " available here: ask for more shards, or fewer --workers"
         )

@@ -1,11 +1,10 @@
 """From finished shards to a dataset: what was written is checked against the plan, then shown, manifest last."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from operator import attrgetter
 
 from shards.errors import BuildError, ManifestError
 from shards.manifest import MAX_NONFINITE, Manifest, Nonfinite, Shard
@@ -26,7 +25,7 @@ from .files import (
     read_file,
     write_file,
 )
-from .notes import delete_note, read_note
+from .notes import Note, delete_note, read_note
 from .staging import DRAFT, FAILURES, read_draft, staged_folders
 from .tasks import ShardDone
 
@@ -131,32 +130,40 @@ def finished_manifest(draft: Manifest, staging: str, done: Sequence[ShardDone]) 
         raise BuildError(f"the job wrote shards that were not planned: {', '.join(sorted(written))}")
     if missing := dataset_files(draft) - set(list_files(staging)):
         raise BuildError(f"files were written, but {staging} does not hold them: {', '.join(sorted(missing)[:3])}")
-    done = sorted(done, key=attrgetter("file"))
-    return replace(draft, splits=splits, statistics=_statistics(draft, staging), nonfinite=_nonfinite(draft, done))
+    statistics, nonfinite = _measured(draft, staging)
+    return replace(draft, splits=splits, statistics=statistics, nonfinite=nonfinite)
 
 
-def _statistics(draft: Manifest, staging: str) -> tuple[Statistics, ...]:
-    """The statistics of the training split's shards, merged in their order: who wrote which makes no difference."""
-    files = [shard.file for shard in draft.split(draft.training_split).shards]
+def _measured(draft: Manifest, staging: str) -> tuple[tuple[Statistics, ...], tuple[Nonfinite, ...]]:
+    """What the shards' notes say of their values, merged in the order of the shards: who wrote which is all the same.
+
+    The statistics are those of the training split. Of values that are NaN or infinite, the first places are told, in
+    the order of episodes and features. Memory does not grow with the shards.
+    """
+    whole = {feature.name for feature in draft.features if not feature.shape}
     merging = {feature: Merging() for feature in draft.measured_features}
-    with ThreadPoolExecutor(_READS) as pool:
-        for first in range(0, len(files), _READS):
-            for note in pool.map(lambda file: read_note(staging, file), files[first : first + _READS]):
+    found: dict[tuple[int, str], Nonfinite] = {}
+    for split in draft.splits:
+        for note in _notes(staging, [shard.file for shard in split.shards]):
+            if split.name == draft.training_split:
                 for feature, part in note.moments.items():
                     merging[feature].add(part)
+            for episode, feature, values, step in note.done.nonfinite:
+                before = found.get((episode, feature), Nonfinite(episode, feature, 0, step))
+                total = 1 if feature in whole else before.values + values
+                found[episode, feature] = Nonfinite(episode, feature, total, min(before.step, step))
+            if len(found) > 2 * MAX_NONFINITE:  # what comes after so many others can never be told
+                found = {key: found[key] for key in sorted(found)[:MAX_NONFINITE]}
     merged = {feature: one.result() for feature, one in merging.items()}
-    return tuple(summarize(feature, moments) for feature, moments in merged.items() if moments is not None)
+    statistics = tuple(summarize(feature, moments) for feature, moments in merged.items() if moments is not None)
+    return statistics, tuple(found[key] for key in sorted(found)[:MAX_NONFINITE])
 
 
-def _nonfinite(draft: Manifest, done: Sequence[ShardDone]) -> tuple[Nonfinite, ...]:
-    """The first places of values that are NaN or infinite, in the order of episodes and features."""
-    whole = {feature.name for feature in draft.features if not feature.shape}
-    found: dict[tuple[int, str], Nonfinite] = {}
-    for episode, feature, values, step in (place for shard in done for place in shard.nonfinite):
-        before = found.get((episode, feature), Nonfinite(episode, feature, 0, step))
-        total = 1 if feature in whole else before.values + values
-        found[episode, feature] = Nonfinite(episode, feature, total, min(before.step, step))
-    return tuple(found[key] for key in sorted(found)[:MAX_NONFINITE])
+def _notes(staging: str, files: Sequence[str]) -> Iterator[Note]:
+    """The notes of shards, in their order."""
+    with ThreadPoolExecutor(_READS) as pool:
+        for first in range(0, len(files), _READS):
+            yield from pool.map(lambda file: read_note(staging, file), files[first : first + _READS])
 
 
 def staged_failures(staging: str) -> list[str]:

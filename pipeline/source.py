@@ -33,6 +33,8 @@ _MAX_MEMBERS = 1000
 _MAX_DIRECTORY = 2**20  # bytes; what an archive claims about its own directory must not fill the memory
 _PIECE_BYTES = 2**18  # `zipfile` holds what it decompresses in one call twice
 _LOCAL_HEADER_BYTES = 30
+#: Of a file whose header alone is read, or ranges of which each is large: what a read of a store takes at least.
+HEADER_BYTES = 2**14
 _ENCRYPTED = 0x1
 
 # A Fortran-order range is read in one go where that reads little in vain, and column by column elsewhere.

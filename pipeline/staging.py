@@ -8,8 +8,7 @@ plan has another folder, so what an earlier one may still be writing can never c
 
 import io
 import json
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from .files import (
     make_folder,
     read_file,
     write_file,
+    write_pieces,
 )
 from .notes import NOTE
 from .tasks import ShardTask
@@ -66,20 +66,28 @@ def stage_plan(plan: DatasetPlan) -> None:
     make_folder(plan.staging)
     left = [name for name in list_files(plan.staging) if name.endswith(TEMPORARY) or name == FAILURES]
     delete_files([join(plan.staging, name) for name in left])
-    lines = [task.to_json() for task in plan.tasks()]
-    ends = np.cumsum([0, *map(len, lines)]).tolist()
-    places = [(begin, end - begin) for begin, end in pairwise(ends)]
-    files = {
+    places: list[tuple[int, int]] = []
+    write_pieces(join(plan.staging, _TASKS), _task_lines(plan, places))  # anew, as all below: nothing but finished
+    files = {  # shards, which are checked, is taken over
         EPISODES: plan.episodes_csv,
         **tfds_files(plan.manifest),
-        _TASKS: b"".join(lines),
         _TASK_INDEX: json.dumps(places).encode(),
         _INPUTS: _array_bytes(plan.episodes.states),
         _ASKED: json.dumps(plan.asked).encode(),
         DRAFT: format_manifest(plan.manifest),
     }
-    for name, data in files.items():  # all anew: nothing but finished shards, which are checked, is taken over
+    for name, data in files.items():
         write_file(join(plan.staging, name), data)
+
+
+def _task_lines(plan: DatasetPlan, places: list[tuple[int, int]]) -> Iterator[bytes]:
+    """The line of each task, one in memory at a time; its place, (first byte, bytes), is added to `places`."""
+    end = 0
+    for task in plan.tasks():
+        line = task.to_json()
+        places.append((end, len(line)))
+        end += len(line)
+        yield line
 
 
 def _array_bytes(array: np.ndarray) -> bytes:

@@ -20,11 +20,11 @@ from shards.record import INDEX, Field
 from shards.text import printable
 from shards.windows import Int64s, WindowSpec
 
-from .files import file_state, join, open_file, write_file
+from .files import AHEAD, file_state, join, open_file, write_file
 from .measures import Measures
 from .notes import finished_shard, write_note
 from .npy import NpyError
-from .source import SourceHeader, open_source, read_source_header
+from .source import ARCHIVE_SUFFIX, HEADER_BYTES, SourceHeader, open_source, read_source_header
 from .tally import Tally
 from .tasks import Recipe, ShardDone, ShardTask, SourceEpisode, Span
 
@@ -202,7 +202,7 @@ def read_spans(
     planned = SourceHeader(recipe.forms[episode.form], episode.file_steps, episode.offsets)
     labels = {name: np.asarray(value) for name, value in zip(recipe.labels, episode.labels, strict=True)}
     try:
-        with open_file(path) as opened:
+        with open_file(path, AHEAD if path.endswith(ARCHIVE_SUFFIX) else HEADER_BYTES) as opened:
             if _header(opened, path, recipe.picked) != planned:
                 raise EpisodeError(f"{name} is not the file that was planned with: it changed while the build ran")
             with open_source(opened, planned) as source:

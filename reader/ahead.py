@@ -15,12 +15,13 @@ from shards.gather import Gatherer, Records
 from shards.manifest import Manifest
 from shards.memory import Buffers
 from shards.pieces import Piece
-from shards.shard_file import ShardFile, read_piece
+from shards.shard_file import open_shard, read_piece
 from shards.windows import Int64s
 
 T = TypeVar("T")
 
 _READERS = 8  # pieces read at a time: file servers serve many requests side by side
+_REMOTE_READERS = 24  # a request to an object store takes some 100 ms, most of which is waiting
 
 
 class Ahead(Generic[T]):
@@ -29,8 +30,8 @@ class Ahead(Generic[T]):
     The last `keep` that were asked for, or expected, stay. Safe to use from several threads.
     """
 
-    def __init__(self, read: Callable[[int], T], keep: int) -> None:
-        executor = ThreadPoolExecutor(_READERS, thread_name_prefix="read-ahead")
+    def __init__(self, read: Callable[[int], T], keep: int, readers: int = _READERS) -> None:
+        executor = ThreadPoolExecutor(readers, thread_name_prefix="read-ahead")
         weakref.finalize(self, executor.shutdown, wait=False, cancel_futures=True)
         self._lock, self._keep = Lock(), keep
         self._read: Callable[[int], Future[T]] = lambda i: executor.submit(read, i)
@@ -63,14 +64,15 @@ class WholePieces:
 
     def __init__(self, manifest: Manifest, columns: Sequence[Feature], pieces: Sequence[Piece], keep: int) -> None:
         nbytes = manifest.layout.record_bytes
-        buffers = Buffers(max(piece.records for piece in pieces) * nbytes, _READERS)
+        readers = _READERS if all(piece.remote is None for piece in pieces) else _REMOTE_READERS
+        buffers = Buffers(max(piece.records for piece in pieces) * nbytes, readers)
 
         def read(i: int) -> Records:
             raw = buffers.array((pieces[i].records, nbytes), np.dtype(np.uint8))
             read_piece(pieces[i], raw)
             return Records(manifest, pieces[i], raw)
 
-        self._gatherer, self._ahead = Gatherer(manifest, columns), Ahead(read, keep)
+        self._gatherer, self._ahead = Gatherer(manifest, columns), Ahead(read, keep, readers)
         self.expect = self._ahead.expect
 
     def gather(self, pieces: Int64s, rows: Int64s, outs: Sequence[np.ndarray]) -> None:
@@ -88,7 +90,7 @@ class SingleWindows:
         self._firsts = np.cumsum([0, *(piece.windows for piece in pieces)])
 
         def advise(i: int) -> None:
-            ShardFile(pieces[i]).advise(pieces[i].first * record_bytes, pieces[i].records * record_bytes)
+            open_shard(pieces[i]).advise(pieces[i].first * record_bytes, pieces[i].records * record_bytes)
 
         self.expect = Ahead(advise, keep).expect
 

@@ -1,8 +1,10 @@
 """What `load` may be asked for, checked before anything is read."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -10,6 +12,7 @@ import tensorflow as tf
 
 from shards.errors import OptionError
 from shards.manifest import Manifest
+from shards.remote import is_url
 
 from .steps import REMAINDERS, Remainder
 from .targets import Batch, Targets
@@ -37,13 +40,22 @@ class LoadOptions:
     map_fn: Callable[[Batch], Any] | None = None
     pool: int = 64
     verify: bool = False
+    cache_dir: str | Path | None = None
+    cache_bytes: int | None = None
     resident: ResidentMode = False
     strategy: tf.distribute.Strategy | None = None
 
     def __post_init__(self) -> None:
-        for option, least in (("batch_size", 1), ("seed", 0), ("pool", 1), ("epochs", 1), ("start_step", 0)):
+        for option, least in (
+            ("batch_size", 1),
+            ("seed", 0),
+            ("pool", 1),
+            ("epochs", 1),
+            ("start_step", 0),
+            ("cache_bytes", 1),
+        ):
             number = getattr(self, option)
-            if option == "epochs" and number is None:
+            if option in {"epochs", "cache_bytes"} and number is None:
                 continue
             most = 2**31 if option == "epochs" else 2**63
             if not isinstance(number, int | np.integer) or isinstance(number, bool) or not least <= number < most:
@@ -52,6 +64,7 @@ class LoadOptions:
         for option in ("shuffle", "provenance", "verify"):
             if not isinstance(getattr(self, option), bool | np.bool_):
                 raise OptionError(f"{option} must be True or False, not {getattr(self, option)!r}")
+        self._check_cache()
         if self.remainder is not None and self.remainder not in REMAINDERS:
             raise OptionError(f"remainder must be one of {', '.join(REMAINDERS)}, not {self.remainder!r}")
         if not (isinstance(self.resident, bool) or self.resident == "copy"):
@@ -65,6 +78,15 @@ class LoadOptions:
                 f"batch_size={self.batch_size} is the global batch, and {self.replicas} replicas cannot share it"
                 f" equally: choose a multiple of {self.replicas}"
             )
+
+    def _check_cache(self) -> None:
+        if self.cache_dir is None:
+            if self.cache_bytes is not None:
+                raise OptionError("cache_bytes is for cache_dir: give a folder to keep copies of shards in")
+            return
+        named = isinstance(self.cache_dir, str | os.PathLike) and os.fspath(self.cache_dir)
+        if not named or is_url(os.fspath(self.cache_dir)):
+            raise OptionError(f"cache_dir must name a local folder, not {self.cache_dir!r}")
 
     @cached_property
     def replicas(self) -> int:

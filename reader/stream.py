@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from shards.cache import cache_shards
 from shards.dataset import Windows, open_dataset
 from shards.errors import OptionError
 from shards.features import Feature
@@ -16,7 +17,9 @@ from shards.fetch import LARGE_BYTES
 from shards.gather import columns_of
 from shards.manifest import Manifest
 from shards.pieces import Piece, cut_shards
+from shards.remote import Place, is_url
 from shards.shard_file import check_digests
+from shards.text import format_bytes
 
 from .ahead import SingleWindows, WholePieces
 from .batches import Batches
@@ -26,6 +29,7 @@ from .device import only_gpu, prefetch
 from .distribute import distribute
 from .epochs import Course, StreamPosition, counted, numbering, starts
 from .finish import finishing
+from .object_store import remote_files
 from .options import LoadOptions, ResidentMode
 from .order import MAX_POOL_WINDOWS, FixedOrder, Order, ShuffledOrder
 from .resident import devices_of, reside
@@ -37,7 +41,7 @@ _MOST_WHOLE_BYTES = 3 * 2**28  # of pieces in memory: two pools of 64 take 512 M
 
 
 def load(
-    path: str | Path,
+    path: Place,
     split: str = "train",
     *,
     batch_size: int,
@@ -53,10 +57,14 @@ def load(
     map_fn: Callable[[Batch], Any] | None = None,
     pool: int = 64,
     verify: bool = False,
+    cache_dir: str | Path | None = None,
+    cache_bytes: int | None = None,
     resident: ResidentMode = False,
     strategy: tf.distribute.Strategy | None = None,
 ) -> Any:
     """The windows of one split as a dataset of batches; each iteration over it is one epoch.
+
+    The dataset at `path` may be at a URL: TensorFlow reads gs://, and fsspec all others; both in ranges of some MB.
 
     An element is a dict {feature: (B, length, ...)}, or (B,) of values of the whole episode; the array of a `.npy`
     episode is called "window". B is batch_size, but for a last smaller batch, see `remainder`. Where windows may be
@@ -84,7 +92,12 @@ def load(
     map_fn: a function from dict to dict, applied to whole batches in parallel, after normalize and before targets.
     pool: so many pieces are shuffled together. A piece is 4 MiB of a shard, whose windows come from all over the split;
         or a whole shard if it is smaller, or if its records hold several windows.
-    verify: first compare each shard's SHA-256 with the manifest's, which reads all of the split once.
+    verify: first compare each shard's SHA-256 with the manifest's, which reads all of the split once; a copy in
+        cache_dir that is damaged is made anew.
+    cache_dir: a local folder for copies of the shards, made before the first batch, once for all processes, each
+        checked by its SHA-256. Copies that nobody reads from make room for those of other datasets.
+    cache_bytes: what all copies in cache_dir may take. The first shards of the split are copied, as far as there is
+        room; the others are read where they are, every epoch. None: as much as leaves a 20th of the disk free.
     resident: hold the raw steps in the memory of the device, and gather windows there. True: each replica its own part
         of the windows; "copy": each all of them. What is returned is then no `tf.data.Dataset`, but iterated like one.
         If they do not fit, a warning says so, and batches are read from the shards.
@@ -97,11 +110,13 @@ def load(
     """
     options = LoadOptions(
         batch_size, shuffle, seed, epochs, start_step, features, targets, remainder, provenance, normalize, map_fn,
-        pool, verify, resident, strategy,
+        pool, verify, cache_dir, cache_bytes, resident, strategy,
     )  # fmt: skip
-    source = open_dataset(path)
+    source = open_dataset(path, remote_files(path) if is_url(path) else None)
     manifest, chosen = source.manifest, source[split]
-    if verify:
+    if cache_dir is not None:
+        chosen = _cached(manifest, chosen, options)
+    elif verify:
         check_digests(chosen.shards, [shard.sha256 for shard in chosen.split.shards])
     columns = columns_of(manifest, features, provenance)
     finish = finishing(manifest, columns, options)  # mask, normalize, map_fn, targets
@@ -138,6 +153,23 @@ def load(
         return Batches(dataset, count, place, course)
 
     return batches(0, 1, 1) if strategy is None else distribute(strategy, batches)
+
+
+def _cached(manifest: Manifest, chosen: Windows, options: LoadOptions) -> Windows:
+    assert options.cache_dir is not None
+    name, all_shards = f"{manifest.name}-{chosen.split.name}", chosen.split.shards
+    pieces = cache_shards(name, chosen.shards, all_shards, options.cache_dir, options.cache_bytes, options.verify)
+    copies = sum(piece.held is not None for piece in pieces)
+    if options.verify:
+        check_digests(pieces[copies:], [shard.sha256 for shard in all_shards[copies:]])
+    if copies < len(pieces):
+        warnings.warn(
+            f"there is room in {options.cache_dir} for {copies} of the {len(pieces)} shards; the others are read from"
+            f" {chosen.folder} every epoch. All of them take {format_bytes(chosen.split.bytes)}: give more cache_bytes,"
+            " or another disk",
+            stacklevel=3,
+        )
+    return chosen.reading(pieces)
 
 
 def _shuffled(pieces: Sequence[Piece], options: LoadOptions) -> Order:
@@ -181,11 +213,19 @@ def _source(
     What must fit are all; shuffled, two pools, that which is read from and the next, and those of the chunks under way.
     """
     nbytes, most = manifest.layout.record_bytes, max(piece.records for piece in pieces)
+    remote = any(piece.remote is not None for piece in pieces)
     in_chunk = -(-chunk_windows * len(pieces) // len(chosen))
     kept = 2 * options.pool + (PARALLEL_CHUNKS + 1) * in_chunk if options.shuffle else len(pieces)
     needed, free = min(kept, len(pieces)) * most * nbytes, free_bytes(HOST)
-    fits = needed <= _MOST_WHOLE_BYTES and (free is None or 2 * needed <= free)
-    if fits and parts * chosen.split.bytes < LARGE_BYTES * len(chosen):  # what is read for a window
+    fits = (remote or needed <= _MOST_WHOLE_BYTES) and (free is None or 2 * needed <= free)
+    if remote and not fits:
+        fewer = f"choose a smaller pool than {options.pool}, or" if options.shuffle else "choose"
+        cache = "a cache_dir" if options.cache_dir is None else "a cache_dir with room for all shards"
+        raise OptionError(
+            f"shards at {chosen.folder} are read in pieces, of which {format_bytes(needed)} must be in memory:"
+            f" {fewer} {cache}"
+        )
+    if remote or (fits and parts * chosen.split.bytes < LARGE_BYTES * len(chosen)):  # what is read for a window
         return WholePieces(manifest, columns, pieces, kept)
     return SingleWindows(chosen, columns, pieces, nbytes, kept if options.shuffle and parts == 1 else 0)
 

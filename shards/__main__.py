@@ -5,17 +5,17 @@ import json
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from .command import Command, discard_output, run_command
 from .cores import core_count
 from .manifest import MAX_NONFINITE, Manifest
 from .manifest_file import feature_documents, load_manifest, window_document
+from .progress_line import ProgressLine
+from .remote import place_of
 from .statistics import statistics_document
 from .text import format_bytes, format_table, format_window, printable
 from .verify.examine import examine, shards_bytes
-from .verify.progress_line import ProgressLine
 from .verify.side_by_side import Run, in_processes, in_threads
 
 # Checking a record holds Python's lock for about a microsecond; to start processes takes one or two seconds.
@@ -57,7 +57,7 @@ def _info(parsed: argparse.Namespace) -> int:
 
 
 def _verify(parsed: argparse.Namespace) -> int:
-    folder = Path(parsed.path)
+    folder = place_of(parsed.path)
     manifest = load_manifest(folder)
     nbytes, shards = shards_bytes(folder, manifest), sum(len(split.shards) for split in manifest.splits)
     records = nbytes // manifest.layout.record_bytes

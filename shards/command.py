@@ -57,8 +57,8 @@ def run_command(parser: Command, arguments: Sequence[str] | None, rest: str | No
     """Parse the arguments, call the `run` that the chosen command has set, and return the exit status.
 
     Arguments that no flag takes are an error, or go into the list `rest` if one is named. An EpisodeWindowsError, an
-    OSError, Ctrl-C, SIGTERM and SIGHUP become one message on stderr; that for the latter ends with
-    `parsed.interrupted`, if it is set.
+    OSError, Ctrl-C, SIGTERM and SIGHUP become one message on stderr; that for the latter ends with the second argument
+    of the KeyboardInterrupt or else with `parsed.interrupted`, if it is set.
     """
     parsed, unknown = parser.parse_known_args(arguments)
     if rest is not None:
@@ -87,7 +87,8 @@ def run_command(parser: Command, arguments: Sequence[str] | None, rest: str | No
         return _FAILED
     except KeyboardInterrupt as error:
         with suppress(OSError):  # the terminal may be gone, which is what interrupted it
-            _tell(f"{parser.prog}: interrupted{getattr(parsed, 'interrupted', '')}")
+            after = error.args[1] if len(error.args) > 1 else getattr(parsed, "interrupted", "")
+            _tell(f"{parser.prog}: interrupted{after}")
         return _SIGNALLED + (error.args[0] if error.args else signal.SIGINT)
     return status
 

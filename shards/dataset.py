@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,32 +15,35 @@ from .gather import columns_of
 from .manifest import Manifest
 from .manifest_file import load_manifest
 from .naming import EPISODES
-from .pieces import whole_shards
+from .pieces import Piece, whole_shards
 from .record import EPISODE, START
+from .remote import Place, RemoteFiles, place_of
 from .windows import Int64s
 
 
-def open_dataset(path: str | Path) -> "Dataset":
+def open_dataset(path: Place, remote: RemoteFiles | None = None) -> "Dataset":
     """Open the dataset in the folder `path`: a mapping from the names of its splits to their `Windows`.
 
+    The folder may be a URL, such as gs://bucket/out: fsspec reads it, or `remote`. Windows that lie far apart are then
+    a request each, many at a time.
     Errors: those of `load_manifest`; when a split is first asked for, SplitNotFoundError, and ShardError for a shard
     that is missing or not of the manifest's size.
     """
-    folder = Path(path)
-    return Dataset(folder, load_manifest(folder))
+    return Dataset(place_of(path), load_manifest(path, remote), remote)
 
 
 class Dataset(Mapping[str, "Windows"]):
     """A dataset on disk: `dataset["train"]` are the windows of a split, `dataset.manifest` says everything else."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Place, manifest: Manifest, remote: RemoteFiles | None = None) -> None:
         self.folder = folder
         self.manifest = manifest
+        self._remote = remote
         self._windows: dict[str, Windows] = {}
 
     def __getitem__(self, split: str) -> "Windows":
         if split not in self._windows:
-            self._windows[split] = Windows(self.folder, self.manifest, split)
+            self._windows[split] = Windows(self.folder, self.manifest, split, self._remote)
         return self._windows[split]
 
     def __contains__(self, split: object) -> bool:
@@ -60,7 +62,7 @@ class Dataset(Mapping[str, "Windows"]):
     @cached_property
     def episode_paths(self) -> tuple[str, ...]:
         """The path of each episode below the input root, by the number that windows give as `episode`."""
-        return episode_paths(read_episodes(self.folder, self.manifest))
+        return episode_paths(read_episodes(self.folder, self.manifest, self._remote))
 
 
 class Windows:
@@ -73,11 +75,23 @@ class Windows:
     Errors: ShardError, which names the shard, if one cannot be read or has changed since the split was first asked for.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, split_name: str) -> None:
+    def __init__(
+        self,
+        folder: Place,
+        manifest: Manifest,
+        split_name: str,
+        remote: RemoteFiles | None = None,
+        shards: Sequence[Piece] | None = None,
+    ) -> None:
         self.split = split = manifest.split(split_name)
-        self.folder, self._manifest, self._columns = folder, manifest, columns_of(manifest)
-        self.shards = whole_shards(folder, split.shards)
+        self.folder, self._remote = folder, remote
+        self._manifest, self._columns = manifest, columns_of(manifest)
+        self.shards = list(shards or whole_shards(folder, split.shards, remote))
         self._fetcher = Fetcher(manifest, self.shards)
+
+    def reading(self, shards: Sequence[Piece]) -> "Windows":
+        """The same windows, read from other places, such as copies."""
+        return Windows(self.folder, self._manifest, self.split.name, self._remote, shards)
 
     def __len__(self) -> int:
         return self.split.windows
@@ -114,7 +128,7 @@ class Windows:
 
     @cached_property
     def _episode_paths(self) -> tuple[str, ...]:
-        return episode_paths(read_episodes(self.folder, self._manifest))
+        return episode_paths(read_episodes(self.folder, self._manifest, self._remote))
 
     def _indices(self, index: Any) -> tuple[NDArray[np.int64], bool]:
         if isinstance(index, slice):

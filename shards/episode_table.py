@@ -5,18 +5,18 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
-from pathlib import Path
 from typing import NamedTuple
 
-from .errors import ManifestError
-from .files import read_regular
+from .errors import ManifestError, OptionError
 from .manifest import Manifest
 from .naming import EPISODES
+from .remote import Place, RemoteFiles, file_in, read_small, why
 
 _SPECIAL = re.compile('[",\r\n]')
 _NUMBERS = re.compile("(?:(?:0|[1-9][0-9]{0,12}),){5}")  # as they are written; 13 digits hold any number of steps
 _OUTSIDE = re.compile(r"/|(?:.*/)?\.\.(?:/.*)?\Z", re.DOTALL)
-_MAX_BYTES = 2**31  # of a file that is read: 20 million episodes
+_LINES_AT_ONCE = 2**16  # as text of Python, which takes twice the memory of its bytes
+_MAX_BYTES = 2**31  # of a file that is read or written: 20 million episodes
 
 
 class EpisodeRow(NamedTuple):
@@ -38,12 +38,21 @@ class EpisodeRow(NamedTuple):
 
 
 def format_episodes(rows: Iterable[EpisodeRow]) -> bytes:
-    """The bytes of episodes.csv."""
-    lines = [",".join(EpisodeRow._fields) + "\n"]
+    """The bytes of episodes.csv. Errors: OptionError where they would be more than are read."""
+    parts, lines = [], [",".join(EpisodeRow._fields) + "\n"]
     for episode, path, steps, split, begin, end, windows, group, left_out in rows:
         where = f"{steps},{split},{begin},{end},{windows}"
         lines.append(f"{episode},{_quoted(path)},{where},{_quoted(group)},{_quoted(left_out)}\n")
-    return "".join(lines).encode(errors="surrogateescape")
+        if len(lines) == _LINES_AT_ONCE:
+            parts.append("".join(lines).encode(errors="surrogateescape"))
+            lines.clear()
+    parts.append("".join(lines).encode(errors="surrogateescape"))
+    if (size := sum(map(len, parts))) > _MAX_BYTES:
+        raise OptionError(
+            f"{EPISODES} would have {size} bytes, of which {_MAX_BYTES} at most are read: build several datasets, each"
+            " of a part of the episodes"
+        )
+    return b"".join(parts)
 
 
 def _quoted(text: str) -> str:
@@ -78,13 +87,13 @@ def parse_episodes(data: bytes, file: str = EPISODES) -> Iterator[EpisodeRow]:
         raise ManifestError(f"{file} is damaged, near line {lines.line_num}: {error}; copy the dataset again") from None
 
 
-def read_episodes(folder: Path, manifest: Manifest) -> list[EpisodeRow]:
+def read_episodes(folder: Place, manifest: Manifest, remote: RemoteFiles | None = None) -> list[EpisodeRow]:
     """The rows of a dataset's episodes.csv; ManifestError unless it is the file that the manifest describes."""
-    file = folder / EPISODES
+    file = file_in(folder, EPISODES)
     try:
-        data = read_regular(file, _MAX_BYTES)
+        data = read_small(file, _MAX_BYTES, remote)
     except OSError as error:
-        raise ManifestError(f"{file} cannot be read: {error.strerror}; copy the dataset again") from error
+        raise ManifestError(f"{file} cannot be read: {why(error)}; copy the dataset again") from error
     if sha256(data).hexdigest() != manifest.episodes_sha256:
         raise ManifestError(f"{file} is not the file that the manifest describes; copy the dataset again")
     return list(parse_episodes(data, str(file)))

@@ -12,7 +12,8 @@ from .features import Feature
 from .gather import Cut, Index
 from .manifest import Manifest
 from .pieces import Piece
-from .shard_file import ShardFile
+from .remote import side_by_side
+from .shard_file import open_shard
 from .windows import Int64s
 
 #: What is so large is read straight into its place; smaller things by way of a cache, with what lies near them, unless
@@ -20,7 +21,9 @@ from .windows import Int64s
 LARGE_BYTES = 2**14
 _MEDIUM_BYTES = 2**11
 _GAP_BYTES = 2**13  # between two ranges: to read so much takes about as long as one call
+_REMOTE_GAP_BYTES = 2**18  # likewise, of a request that takes milliseconds
 _BLOCK_BYTES = 2**20  # read by way of the cache at a time
+_REMOTE_BYTES = 2**23, 2**26  # of a request, and of those under way
 _SECTION = 2**18  # windows looked for at a time, of several numbers each
 _MOST_FILES = 128  # kept open; a process often may have 1024
 
@@ -93,7 +96,7 @@ def _fetch(
     """outs[c][places[j]] = column c of window j, for each c of a group; windows are in the order of their places."""
     (number, first), (_, last) = group[0], group[-1]
     begins = first.begins(records, first_steps)
-    alone = first is last and first.packed and first.nbytes >= _MEDIUM_BYTES
+    alone = first is last and first.packed and first.nbytes >= _MEDIUM_BYTES and not reads.remote
     if alone and (first.nbytes >= LARGE_BYTES or 2 * np.count_nonzero(_apart(begins, first.nbytes)) >= len(begins) - 1):
         memory = outs[number].reshape(-1).view(np.uint8).data
         reads.fill(memory, shards, begins, places * first.nbytes, np.full_like(places, first.nbytes))
@@ -118,28 +121,38 @@ class _Reads:
     """Reads ranges of bytes of shards, given by their numbers, and in the order of their places."""
 
     def __init__(self, shards: Sequence[Piece]) -> None:
-        self._file = lru_cache(_MOST_FILES)(lambda i: ShardFile(shards[i]))
+        self._file = lru_cache(_MOST_FILES)(lambda i: open_shard(shards[i]))
+        self.remote = any(shard.remote is not None for shard in shards)
+        self._gap = _REMOTE_GAP_BYTES if self.remote else _GAP_BYTES
+        self._most_in_one, self._most = _REMOTE_BYTES if self.remote else (_BLOCK_BYTES, _BLOCK_BYTES)
         self._local = threading.local()
 
     def fill(self, memory: memoryview, shards: Int64s, begins: Int64s, places: Int64s, nbytes: Int64s) -> None:
         """The nbytes[j] bytes of `memory` from places[j] on become those of a shard from begins[j] on."""
-        for first, end in _equal(shards):
+
+        def read(first: int, end: int) -> None:
             file, here = self._file(int(shards[first])), slice(first, end)
             ranges = (part[here].tolist() for part in (places, begins, nbytes))
             file.read(memory, zip(*ranges, strict=True))
             file.check()
+
+        if self.remote:  # each range is a request
+            side_by_side(lambda i: read(i, i + 1), range(len(shards)))
+            return
+        for first, end in _equal(shards):
+            read(first, end)
 
     def blocks(self, shards: Int64s, begins: Int64s, nbytes: int) -> Iterator[tuple[slice, NDArray[np.uint8], Int64s]]:
         """Read the `nbytes` bytes from begins[j] on, all j, with what lies between those that are close together.
 
         Yields (some of them, memory that holds them until the next, where in it each begins).
         """
-        apart = _apart(begins, nbytes) | (shards[1:] != shards[:-1])
-        apart |= begins[1:] // _BLOCK_BYTES != begins[:-1] // _BLOCK_BYTES
+        apart = _apart(begins, nbytes, self._gap) | (shards[1:] != shards[:-1])
+        apart |= begins[1:] // self._most_in_one != begins[:-1] // self._most_in_one
         firsts = np.concatenate([[0], np.flatnonzero(apart) + 1])  # of each range that is read in one go
         ends = np.append(firsts[1:], len(begins))
         sizes = begins[ends - 1] + nbytes - begins[firsts]
-        for first, end in runs(sizes, _BLOCK_BYTES):
+        for first, end in runs(sizes, self._most):
             here = slice(first, end)
             stops = np.cumsum(sizes[here])
             starts = stops - sizes[here]
@@ -155,9 +168,9 @@ class _Reads:
         return memory
 
 
-def _apart(begins: Int64s, nbytes: int) -> NDArray[np.bool_]:
+def _apart(begins: Int64s, nbytes: int, gap: int = _GAP_BYTES) -> NDArray[np.bool_]:
     """Whether two ranges next to one another are so far apart that they are not read in one go."""
-    return begins[1:] - begins[:-1] > nbytes + _GAP_BYTES
+    return begins[1:] - begins[:-1] > nbytes + gap
 
 
 def _equal(numbers: Int64s) -> Iterator[tuple[int, int]]:

@@ -15,10 +15,10 @@ from typing import Any, cast, get_args
 from .document import Document, parse_document
 from .errors import DatasetNotFoundError, FormatVersionError, ManifestError, OptionError
 from .features import DTYPES, MAX_AXES, Feature
-from .files import read_regular
 from .manifest import MAX_NONFINITE, Manifest, Nonfinite, Shard, Source, Split, SplitBy, Splitting
 from .naming import EPISODES, MANIFEST, RESERVED, STAGING, ShardName, is_feature_name, is_split_name
 from .record import MAX_RECORD_ARRAY, MAX_RECORD_BYTES, RecordLayout, record_layout
+from .remote import Place, RemoteFiles, file_in, is_url, place_of, read_small, why
 from .statistics import Statistics, parse_statistics, statistics_document
 from .windows import MAX_STEPS_APART, TAILS, Tail, WindowSpec
 
@@ -27,23 +27,26 @@ FORMAT_VERSION = 1
 NO_DIGEST = "0" * 64  # what a planned manifest has in place of digests that are not known yet
 #: Of a manifest that is written or read: a million shards.
 MAX_MANIFEST_BYTES = 2**28
+_BUILT_LAST = ", which a build writes last; build it, or give the folder that `python -m pipeline build --output` named"
 
 
-def load_manifest(path: str | Path) -> Manifest:
-    """Read the manifest of the dataset in the folder `path`.
+def load_manifest(path: Place, remote: RemoteFiles | None = None) -> Manifest:
+    """Read the manifest of the dataset in the folder `path`, which may be a URL; by fsspec unless `remote` is given.
 
     Errors: DatasetNotFoundError where there is no manifest, FormatVersionError for a newer format, ManifestError for a
     damaged one.
     """
-    if "://" in str(path):
-        raise DatasetNotFoundError(f"{path} is a URL, and datasets are read from local folders: copy it to one first")
-    file = Path(path) / MANIFEST
+    file = file_in(place_of(path), MANIFEST)
     try:
-        text = read_regular(file, MAX_MANIFEST_BYTES)
+        text = read_small(file, MAX_MANIFEST_BYTES, remote)
+    except OptionError:  # of a kind of URL that nothing here opens
+        raise
     except (FileNotFoundError, NotADirectoryError, ValueError):  # a ValueError for a name with a zero byte
+        if is_url(path):
+            raise DatasetNotFoundError(f"no dataset at {str(path)!r}: there is no {file}{_BUILT_LAST}") from None
         raise DatasetNotFoundError(_not_found(Path(path))) from None
     except OSError as error:
-        raise ManifestError(f"{file} cannot be read: {error.strerror}") from error
+        raise ManifestError(f"{file} cannot be read: {why(error)}") from error
     return parse_manifest(text, str(file))
 
 
@@ -57,10 +60,7 @@ def _not_found(folder: Path) -> str:
             f"no dataset at {str(folder)!r}: a build of it was interrupted, or is still running;"
             " run the same command again, and it goes on with what is finished"
         )
-    return (
-        f"no dataset at {str(folder)!r}: it holds no {MANIFEST}, which a build writes last;"
-        " build it, or give the folder that `python -m pipeline build --output` named"
-    )
+    return f"no dataset at {str(folder)!r}: it holds no {MANIFEST}{_BUILT_LAST}"
 
 
 def format_manifest(manifest: Manifest) -> bytes:

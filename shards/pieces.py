@@ -1,13 +1,16 @@
 """Pieces of shards: what is read in one go, and the state in which its file was when the dataset was opened."""
 
+import errno
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 
 from .errors import ShardError
 from .files import FileState
 from .manifest import Manifest, Shard
+from .remote import FSSPEC, Place, RemoteFiles, is_url, states_of, why
+from .remote_shard import RemoteShard
 
 #: Large against the cost of a request to a file server, small against memory.
 PIECE_BYTES = 2**22
@@ -17,7 +20,8 @@ PIECE_BYTES = 2**22
 class Piece:
     """`records` records of a shard's file, from record `first` on, with `windows` windows in them.
 
-    `state` is that in which the file must be whenever it is read.
+    `state` is that in which the file must be whenever it is read; `remote` is it, if it is at a URL;
+    `held` keeps the file where it is as long as someone has the piece.
     """
 
     file: str
@@ -25,28 +29,32 @@ class Piece:
     first: int
     records: int
     windows: int
+    remote: RemoteShard | None = None
+    held: object = None
 
 
-def check_shard(folder: str | Path, shard: Shard) -> FileState:
-    """The state of a shard. Errors: ShardError unless it is there and has the manifest's size."""
-    file = Path(folder) / shard.file
+def whole_shards(folder: Place, shards: Sequence[Shard], remote: RemoteFiles | None = None) -> list[Piece]:
+    """A piece for each shard, in the state it has now.
+
+    Errors: ShardError unless each is there and has the manifest's size.
+    """
     try:
-        state = FileState.of(file.stat())
+        states = states_of(folder, [shard.file for shard in shards], remote)
     except OSError as error:
-        raise ShardError(f"shard {file} cannot be read: {error.strerror}; copy the dataset again") from error
-    if state.size != shard.bytes:
-        raise ShardError(
-            f"shard {file} has {state.size} bytes where the manifest says {shard.bytes}: it was cut short or replaced;"
-            " copy or build the dataset again"
-        )
-    return state
-
-
-def whole_shards(folder: str | Path, shards: Sequence[Shard]) -> list[Piece]:
-    """A piece for each shard, in the state it has now. Errors: ShardError as of `check_shard`."""
-    return [
-        Piece(f"{folder}/{shard.file}", check_shard(folder, shard), 0, shard.records, shard.windows) for shard in shards
-    ]
+        raise ShardError(f"the shards in {folder} cannot be read: {why(error)}") from error
+    pieces = []
+    for shard in shards:
+        file, state = f"{folder}/{shard.file}", states.get(shard.file)
+        if state is None:
+            raise ShardError(f"shard {file} cannot be read: {os.strerror(errno.ENOENT)}; copy the dataset again")
+        if state.size != shard.bytes:
+            raise ShardError(
+                f"shard {file} has {state.size} bytes where the manifest says {shard.bytes}: it was cut short or"
+                " replaced; copy or build the dataset again"
+            )
+        there = RemoteShard(str(folder), shard.file, state, remote or FSSPEC) if is_url(folder) else None
+        pieces.append(Piece(file, state, 0, shard.records, shard.windows, there))
+    return pieces
 
 
 def cut_shards(whole: Sequence[Piece], manifest: Manifest) -> list[Piece]:
@@ -58,7 +66,7 @@ def cut_shards(whole: Sequence[Piece], manifest: Manifest) -> list[Piece]:
         count = -(-shard.state.size // PIECE_BYTES)
         ends = [i * shard.records // count for i in range(count + 1)]
         pieces += [
-            Piece(shard.file, shard.state, begin, end - begin, end - begin)
+            replace(shard, first=begin, records=end - begin, windows=end - begin)
             for begin, end in pairwise(ends)
             if end > begin
         ]

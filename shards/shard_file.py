@@ -1,4 +1,4 @@
-"""Plain reads of shards, of which each is told apart from a file that has changed meanwhile.
+"""Plain reads of shards, local or at a URL, of which each is told apart from a file that has changed meanwhile.
 
 Nothing is mapped: where a mapped file is cut short, or its disk fails, the system ends the process.
 """
@@ -17,8 +17,9 @@ from .cores import core_count
 from .errors import ShardError
 from .files import FileState
 from .pieces import Piece
+from .remote import side_by_side
+from .remote_shard import RemoteShard, changed
 
-_MOST_AT_ONCE = 2**30  # macOS refuses 2**31
 _ADVISED_BYTES = 2**17  # Linux reads no more ahead than this for one call, unless told to for all files
 _HASHED_BYTES = 2**20  # what fits a cache
 
@@ -28,6 +29,8 @@ class ShardFile:
 
     Errors: ShardError, which names the file, from every method.
     """
+
+    most_bytes = 2**30  # of one read; macOS refuses 2**31
 
     def __init__(self, piece: Piece) -> None:
         self._file, self._state = piece.file, piece.state
@@ -50,7 +53,7 @@ class ShardFile:
                 while done < nbytes:
                     more = read(descriptor, [memory[place + done : place + nbytes]], at + done)
                     if more == 0:
-                        raise self._changed()
+                        raise changed(self._file)
                     done += more
         except OSError as error:
             raise self._unreadable(error) from error
@@ -62,7 +65,7 @@ class ShardFile:
         except OSError as error:
             raise self._unreadable(error) from error
         if state != self._state:
-            raise self._changed()
+            raise changed(self._file)
 
     def advise(self, at: int, nbytes: int) -> None:
         """Let the system read these bytes from the disk beforehand, where it can be told to."""
@@ -76,18 +79,21 @@ class ShardFile:
         remedy = "allow more open files (ulimit -n)" if full else "copy the dataset again"
         return ShardError(f"shard {self._file} cannot be read: {error.strerror}; {remedy}")
 
-    def _changed(self) -> ShardError:
-        return ShardError(f"shard {self._file} has changed since the dataset was opened; open it again")
+
+def open_shard(piece: Piece) -> ShardFile | RemoteShard:
+    """The shard of a piece, to be read from."""
+    return ShardFile(piece) if piece.remote is None else piece.remote
 
 
 def read_piece(piece: Piece, into: NDArray[np.uint8]) -> None:
     """Fill (records, record_bytes) with the records of a piece. Errors: ShardError."""
-    file = ShardFile(piece)
-    begin, nbytes = piece.first * into.shape[1], into.size
-    file.read(
-        into.reshape(-1).data,
-        ((at, begin + at, min(_MOST_AT_ONCE, nbytes - at)) for at in range(0, nbytes, _MOST_AT_ONCE)),
-    )
+    file, memory = open_shard(piece), into.reshape(-1).data
+    begin, nbytes, most = piece.first * into.shape[1], into.size, file.most_bytes
+    ranges = [(at, begin + at, min(most, nbytes - at)) for at in range(0, nbytes, most)]
+    if piece.remote is None:
+        file.read(memory, ranges)
+    else:
+        side_by_side(lambda each: file.read(memory, [each]), ranges)
     file.check()
 
 
@@ -99,13 +105,20 @@ def check_digests(shards: Sequence[Piece], digests: Sequence[str]) -> None:
 
 
 def _check_digest(shard: Piece, digest: str) -> None:
-    file, found, memory = ShardFile(shard), sha256(), memoryview(bytearray(_HASHED_BYTES))
-    for at in range(0, shard.state.size, _HASHED_BYTES):
+    if digest_of(shard) != digest:
+        raise ShardError(
+            f"shard {shard.file} is damaged: its SHA-256 is not the manifest's; copy or build the dataset again"
+        )
+
+
+def digest_of(shard: Piece) -> str:
+    """The SHA-256 of a shard that is given as a whole piece. Errors: ShardError."""
+    file, found = open_shard(shard), sha256()
+    block = _HASHED_BYTES if shard.remote is None else file.most_bytes
+    memory = memoryview(bytearray(block))
+    for at in range(0, shard.state.size, block):
         part = memory[: shard.state.size - at]
         file.read(part, [(0, at, len(part))])
         found.update(part)
     file.check()
-    if found.hexdigest() != digest:
-        raise ShardError(
-            f"shard {shard.file} is damaged: its SHA-256 is not the manifest's; copy or build the dataset again"
-        )
+    return found.hexdigest()

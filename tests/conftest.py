@@ -1,13 +1,15 @@
 """What several test files share: episodes on disk, a dataset built in this process, and the windows it must hold."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from object_stores import S3, Gcs, gcs_emulator, s3_server
 from pipeline import BuildOptions, DatasetPlan, plan
 from pipeline.publish import publish
 from pipeline.staging import read_task, stage_plan, task_places
@@ -18,6 +20,12 @@ SaveEpisodes = Callable[[Path, Sequence[np.ndarray] | Mapping[str, np.ndarray]],
 BuildHere = Callable[..., Dataset]
 PublishAndStop = Callable[[DatasetPlan, int], None]
 WindowsOf = Callable[[Sequence[np.ndarray], int, int], dict[tuple[int, int], bytes]]
+
+
+# Processes inherit what is ignored, as where the tests run behind `nohup` or `&`; and some are to be interrupted.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 def _save_episodes(folder: Path, arrays: Sequence[np.ndarray] | Mapping[str, np.ndarray]) -> str:
@@ -87,3 +95,15 @@ def build_here() -> BuildHere:
 @pytest.fixture(scope="session")
 def windows_of() -> WindowsOf:
     return _windows_of
+
+
+@pytest.fixture(scope="session")
+def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gcs]:
+    with gcs_emulator(tmp_path_factory.mktemp("gcs")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as running:
+        yield running

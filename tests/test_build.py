@@ -100,7 +100,7 @@ def test_every_number_of_workers_and_order_of_files_gives_the_same_bytes(
             (inputs, 1, ()),
             (inputs, 2, ()),
             (str(other), 3, ()),
-            (inputs, 2, ("--direct_running_mode=multi_threading",)),
+            (inputs, 2, ("--direct_running_mode=multi_processing",)),
         ]
     ):
         output = tmp_path / str(number)

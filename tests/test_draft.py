@@ -471,7 +471,7 @@ def test_planning_looks_at_headers_alone(tmp_path: Path, monkeypatch: pytest.Mon
         def __getattr__(self, name: str) -> Any:
             return getattr(self._file, name)
 
-    monkeypatch.setattr(episodes, "open_file", lambda path: Counted(opened(path)))
+    monkeypatch.setattr(episodes, "open_file", lambda path, ahead: Counted(opened(path, ahead)))
 
     planned = plan(BuildOptions(inputs=(str(tmp_path / "in"),), output=str(tmp_path / "out"), window_length=100))
 

@@ -130,11 +130,14 @@ def end(process: Process) -> str:
     return error
 
 
-def test_a_killed_worker_ends_the_build_with_a_message(start: Start, tmp_path: Path) -> None:
-    process = start()
+@pytest.mark.parametrize(
+    ("mode", "part"), [("multi_processing", "sdk_worker_main"), ("multi_threading", "pipeline.beam_process")]
+)
+def test_a_killed_worker_ends_the_build_with_a_message(start: Start, tmp_path: Path, mode: str, part: str) -> None:
+    process = start("--direct_running_mode", mode)
     wait_for_shards(process, tmp_path / "out", 2)
     below = descendants(process.pid)
-    workers = [worker for worker, command in below.items() if "sdk_worker_main" in command]
+    workers = [worker for worker, command in below.items() if part in command]
     assert workers
 
     os.kill(workers[-1], signal.SIGKILL)

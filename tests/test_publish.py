@@ -10,6 +10,7 @@ import pytest
 
 from conftest import BuildHere, SaveEpisodes, WindowsOf
 from pipeline import BuildOptions, DatasetPlan, plan
+from pipeline.notes import read_note, write_note
 from pipeline.publish import describe_failures, publish, published_manifest, staged_failures
 from pipeline.staging import read_draft, read_task, stage_plan, task_places
 from pipeline.tasks import ShardDone
@@ -187,9 +188,10 @@ def test_who_wrote_which_shard_and_when_makes_no_difference(tmp_path: Path, opti
 def test_what_is_not_finite_is_added_up_over_shards(options: BuildOptions) -> None:
     job = run_job(options)
     places = [((4, "window", 3, 9), (2, "window", 1, 30)), ((2, "window", 5, 7),), ((2, "window", 1, 8),)]
-    done = [shard._replace(nonfinite=found) for shard, found in zip(job.done, places, strict=True)]
+    for shard, found in zip(job.done, places, strict=True):
+        write_note(job.plan.staging, shard._replace(nonfinite=found), read_note(job.plan.staging, shard.file).moments)
 
-    replace(job, done=done).publish()
+    job.publish()
 
     manifest = load_manifest(options.output)
     assert manifest.nonfinite == (Nonfinite(2, "window", 7, 7), Nonfinite(4, "window", 3, 9))

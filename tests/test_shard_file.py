@@ -45,7 +45,7 @@ def read(piece: Piece) -> bytes:
 def test_a_piece_is_read_bit_for_bit_wherever_it_begins(
     file: Path, content: bytes, first: int, records: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shards.shard_file._MOST_AT_ONCE", at_once)
+    monkeypatch.setattr(ShardFile, "most_bytes", at_once)
     assert read(piece_of(file, first, records)) == content[first * RECORD : (first + records) * RECORD]
 
 

@@ -15,8 +15,8 @@ from conftest import BuildHere, SaveEpisodes
 from forgery import patch
 from shards import Dataset
 from shards.__main__ import main
+from shards.progress_line import ProgressLine
 from shards.verify import examine
-from shards.verify.progress_line import ProgressLine
 from shards.verify.side_by_side import in_processes
 
 

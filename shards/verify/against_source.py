@@ -5,7 +5,6 @@ a run of records is compared with a single strided view of them.
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -13,8 +12,8 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from ..features import Feature
-from ..files import open_regular
 from ..record import Field
+from ..remote import file_in, open_file, why
 from ..windows import Int64s
 from .check_shard import BLOCK_BYTES, Advance, Job, ShardCheck, Task, read_fully
 from .record_faults import LISTED, Wrong
@@ -51,14 +50,14 @@ def compare_shard(job: Job, task: Task, check: ShardCheck, advance: Advance) -> 
     places = sections.locate(numbers)[0]
     ends = np.flatnonzero(np.diff(places, append=-1)) + 1
     try:
-        with open_regular(f"{job.folder}/{check.shard.file}") as opened:
+        with open_file(f"{job.folder}/{check.shard.file}") as opened:
             reader = _Records(opened, job.manifest.layout.record_bytes, len(check.numbers))
             begin = 0
             for end in ends.tolist():
                 comparing.episode(int(places[begin]), numbers[begin:end], order[begin:end], reader, advance)
                 begin = end
     except OSError as error:
-        check.faults.append(f"{check.shard.file} cannot be read again: {error.strerror or error}")
+        check.faults.append(f"{check.shard.file} cannot be read again: {why(error)}")
     except MemoryError:
         check.faults.append(f"{check.shard.file} cannot be compared: there is too little memory; try fewer --workers")
     comparing.finish()
@@ -108,7 +107,7 @@ class _Comparing:
         try:
             if not is_below(path):
                 raise SourceError("is no path below the source's folder, and is not opened")
-            source = SourceFile(Path(self._root, path), int(self._sections.total[place]))
+            source = SourceFile(file_in(self._root, path), int(self._sections.total[place]))
             try:
                 fields = self._present(number, source)
                 for begin, end in self._runs(place, numbers):

@@ -3,7 +3,6 @@
 Nothing is mapped: a file that is cut short while it is read is a fault to tell, where a map would end the process.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -12,10 +11,10 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files import open_regular
 from ..manifest import Manifest, Shard
 from ..naming import MANIFEST
 from ..record import INDEX
+from ..remote import open_file, size_of, why
 from ..windows import Int64s
 from .measured_records import MeasuredRecords, Places, can_measure
 from .record_faults import Words, Wrong, wrong_values
@@ -77,10 +76,10 @@ def check_shard(job: Job, task: Task, advance: Advance) -> ShardCheck:
     shard = job.manifest.splits[task.split].shards[task.shard]
     check = ShardCheck(shard)
     try:
-        with open_regular(f"{job.folder}/{shard.file}") as opened:
+        with open_file(f"{job.folder}/{shard.file}") as opened:
             _check_file(job, task, opened, check, advance)
     except OSError as error:
-        check.faults.append(f"{shard.file} cannot be read: {error.strerror or error}")
+        check.faults.append(f"{shard.file} cannot be read: {why(error)}")
     except MemoryError:
         check.faults.append(f"{shard.file} cannot be read: its records are larger than the memory that is free")
     return check
@@ -88,7 +87,7 @@ def check_shard(job: Job, task: Task, advance: Advance) -> ShardCheck:
 
 def _check_file(job: Job, task: Task, opened: BinaryIO, check: ShardCheck, advance: Advance) -> None:
     shard, record_bytes = check.shard, job.manifest.layout.record_bytes
-    size = os.fstat(opened.fileno()).st_size
+    size = size_of(opened)
     if size != shard.bytes:
         check.faults.append(
             f"{shard.file} has {size} bytes where {MANIFEST} says {shard.bytes}: it was cut short or replaced"

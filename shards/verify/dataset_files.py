@@ -1,18 +1,20 @@
 """What the small files of a dataset say, against one another: the manifest, episodes.csv, the files for TFDS."""
 
+import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from ..episode_table import EpisodeRow, find_leaks
-from ..files import open_regular
 from ..manifest import Manifest
 from ..manifest_file import fingerprint_of
 from ..naming import EPISODES, MANIFEST, STAGING
+from ..remote import FSSPEC, Place, file_in, is_url, read_small, why
 from ..tfds import tfds_files
 from .record_faults import LISTED
 from .sections import wrong_rows
+
+_MOST_OTHER = 2**28  # bytes that are read of what is not as it should be
 
 
 def listed(what: str, places: Iterable[str]) -> list[str]:
@@ -22,28 +24,34 @@ def listed(what: str, places: Iterable[str]) -> list[str]:
     return faults if more <= 0 else [*faults[:LISTED], f"{what.rstrip()} {more} more"]
 
 
-def wrong_files(folder: Path, manifest: Manifest) -> list[str]:
+def wrong_files(folder: Place, manifest: Manifest) -> list[str]:
     """A fault for each file for TFDS that is not what the manifest gives, and each that passes for a shard."""
-    told = ((name, _differs(folder / name, expected)) for name, expected in tfds_files(manifest).items())
+    told = ((name, _differs(file_in(folder, name), expected)) for name, expected in tfds_files(manifest).items())
     faults = [f"{name} {how}" for name, how in told if how]
     shards = {shard.file for split in manifest.splits for shard in split.shards}
-    stray = sorted({file.name for file in folder.glob(f"{manifest.name}-*.tfrecord*")} - shards)
+    alike = (name for name in _names(folder) if name.startswith(f"{manifest.name}-") and ".tfrecord" in name)
+    stray = sorted(set(alike) - shards)
     return faults + [f"{name} passes for a shard of this dataset, but is none" for name in stray]
 
 
-def _differs(file: Path, expected: bytes) -> str:
+def _names(folder: Place) -> Iterable[str]:
+    """The names of what is in a folder."""
+    return FSSPEC.listed(str(folder)) if is_url(folder) else os.listdir(folder)
+
+
+def _differs(file: Place, expected: bytes) -> str:
     try:
-        with open_regular(file) as opened:
-            return "" if opened.read(len(expected) + 1) == expected else f"is not what {MANIFEST} gives"
+        same = read_small(file, max(len(expected), _MOST_OTHER)) == expected
+        return "" if same else f"is not what {MANIFEST} gives"
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
-        return f"cannot be read: {error.strerror or error}"
+        return f"cannot be read: {why(error)}"
 
 
-def unfinished_build(folder: Path) -> list[str]:
+def unfinished_build(folder: Place) -> list[str]:
     """A note if a build is under way in the folder, or was left."""
-    there = (folder / STAGING).exists()
+    there = STAGING in FSSPEC.folders(str(folder)) if is_url(folder) else os.path.exists(file_in(folder, STAGING))
     return [f"{STAGING} is there: a build is under way or was interrupted; the dataset is the one before"] * there
 
 

@@ -6,16 +6,17 @@ manifest has may differ by a 10**-9th, since sums depend on their order. Where r
 are apart, or that begin further apart than they are long, statistics and non-finite values are not counted again.
 """
 
+import os
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 from ..episode_table import EpisodeRow, read_episodes
 from ..errors import ManifestError, OptionError
 from ..manifest import Manifest, Split
 from ..manifest_file import load_manifest
+from ..remote import Place, is_url, place_of, states_of
 from .check_shard import Job, Task
 from .dataset_files import unfinished_build, wrong_episodes, wrong_files, wrong_source
 from .findings import Measures, SourceFindings, SplitFindings
@@ -35,7 +36,7 @@ class Findings:
     notes: tuple[str, ...]
 
 
-def verify(path: str | Path, source: str | Path | None = None) -> list[str]:
+def verify(path: Place, source: Place | None = None) -> list[str]:
     """Every fault of the dataset in the folder `path`, in words; none if it is whole.
 
     Checked are: the files for TFDS, and the manifest's counts, against episodes.csv; that no other file passes for a
@@ -52,12 +53,12 @@ def verify(path: str | Path, source: str | Path | None = None) -> list[str]:
 
 
 def examine(
-    path: str | Path, source: str | Path | None = None, run: Run = in_threads, watch: Watch = lambda done: None
+    path: Place, source: Place | None = None, run: Run = in_threads, watch: Watch = lambda done: None
 ) -> Findings:
     """The same with notes; `run` checks the shards, and tells `watch` of the bytes it has read."""
-    folder = Path(path)
+    folder = place_of(path)
     manifest = load_manifest(folder)
-    if source is not None and not Path(source).is_dir():
+    if source is not None and not is_url(source) and not os.path.isdir(source):
         raise OptionError(f"no source at {str(source)!r}: give the folder that the paths in episodes.csv are below")
     faults = wrong_files(folder, manifest)
     rows: list[EpisodeRow] = []
@@ -103,17 +104,14 @@ def _sections(manifest: Manifest, rows: Sequence[EpisodeRow]) -> tuple[Sections 
     return tuple(found)
 
 
-def _bytes_there(folder: Path, split: Split) -> int:
-    return sum(min(_size(folder / shard.file), shard.bytes) for shard in split.shards)
-
-
-def _size(file: Path) -> int:
+def _bytes_there(folder: Place, split: Split) -> int:
     try:
-        return file.stat().st_size
-    except OSError:
+        states = states_of(folder, [shard.file for shard in split.shards])
+    except OSError:  # which is told when shards are read
         return 0
+    return sum(min(max(states[shard.file].size, 0), shard.bytes) for shard in split.shards if shard.file in states)
 
 
-def shards_bytes(folder: Path, manifest: Manifest) -> int:
+def shards_bytes(folder: Place, manifest: Manifest) -> int:
     """The bytes of all shards that are there."""
     return sum(_bytes_there(folder, split) for split in manifest.splits)

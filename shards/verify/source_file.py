@@ -3,12 +3,10 @@
 Nothing is mapped or unpickled, and nothing is loaded that has another size than is expected.
 """
 
-import os
 import struct
 import zlib
 from contextlib import suppress
 from math import prod
-from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 from zipfile import BadZipFile, ZipFile
 
@@ -16,7 +14,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from ..features import DTYPES, Feature
-from ..files import open_regular
+from ..remote import Place, open_file, size_of
 from .check_shard import read_fully
 
 #: The feature that a `.npy` file without fields holds.
@@ -42,18 +40,18 @@ class SourceFile:
     Errors: SourceError.
     """
 
-    def __init__(self, file: Path, steps: int) -> None:
+    def __init__(self, file: Place, steps: int) -> None:
         self._steps = steps
         try:
-            self._opened = open_regular(file)
+            self._opened = open_file(file)
         except OSError as error:
             raise _told(error) from None
-        self._size = os.fstat(self._opened.fileno()).st_size
+        self._size = size_of(self._opened)
         self._archive: ZipFile | None = None
         self._loaded: dict[str, np.ndarray] = {}
         self._range = (0, 0, np.empty(0))
         try:
-            if file.name.endswith(".npz"):
+            if str(file).endswith(".npz"):
                 self._archive = ZipFile(cast(Any, self._opened))
                 names = [name.removesuffix(".npy") for name in self._archive.namelist()]
                 if len(set(names)) < len(names):

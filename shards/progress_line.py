@@ -1,7 +1,8 @@
-"""How far a check is, on stderr: one line that is written over on a terminal, a line now and then elsewhere."""
+"""How far a check or a copy is, on stderr: a line that is written over on a terminal, now and then one elsewhere."""
 
 import sys
 import time
+from threading import Lock
 
 _QUIET_SECONDS = 2.0  # whatever ends sooner shows nothing
 _SECONDS_BETWEEN = {True: 0.2, False: 10.0}  # by whether it is a terminal
@@ -34,3 +35,22 @@ class ProgressLine:
         """Take the line away from a terminal."""
         if self._terminal and self._shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+class Copying:
+    """A progress line that is told, by several threads, of bytes as they are copied."""
+
+    def __init__(self, total: int) -> None:
+        self._line, self._lock, self._done = ProgressLine(total), Lock(), 0
+
+    def __enter__(self) -> "Copying":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._line.clear()
+
+    def advance(self, nbytes: int) -> None:
+        """So many bytes more are copied."""
+        with self._lock:
+            self._done += nbytes
+            self._line.show(self._done)
