@@ -90,9 +90,8 @@ def default_flags(given: Mapping[str, Any], facts: Facts) -> list[str]:
     shape = worker_shape(facts.shard_bytes, given.get("number_of_worker_harness_threads"), "machine_type" in given)
     most = min(-(-facts.shards // shape.processes), _MOST_WORKERS)  # beyond that, processes would find no shard
     defaults = {
-        "job_name": job_name(
-            facts.dataset, facts.staging
-        ),  # of this build alone, of which Dataflow thus runs one at a time
+        # of this build alone, of which Dataflow thus runs one at a time
+        "job_name": job_name(facts.dataset, facts.staging),
         "labels": f"dataset={facts.dataset[:_MOST_NAME]}",  # which bills are told apart by
         "machine_type": shape.machine,
         "number_of_worker_harness_threads": shape.threads,
